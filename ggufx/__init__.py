@@ -1,0 +1,7 @@
+"""Open GGUF model files in milliseconds and decode every tensor type at the speed of memory, bit-exact with ggml."""
+
+from ._version import __version__
+from .errors import GGUFError, GGUFWarning
+from .formats import QType, nbytes
+
+__all__ = ["GGUFError", "GGUFWarning", "QType", "__version__", "nbytes"]

@@ -1,0 +1,35 @@
+"""Build the one C extension. Everything declarative stands in pyproject.toml.
+
+Environment
+-----------
+GGUFX_SANITIZE : e.g. ``address,undefined``; builds with these sanitizers, for the tests.
+GGUFX_REQUIRE_NATIVE : ``1`` makes a failed compile an error. Without it the install falls back to the numpy path.
+"""
+
+import os
+import sys
+from glob import glob
+
+from setuptools import Extension, setup
+
+MSVC = sys.platform == "win32"
+# -ffp-contract=off: gcc's gnu modes fuse a*b-c into one rounding, which changes decoded bits.
+FLAGS = ["/O2", "/fp:precise"] if MSVC else ["-std=c11", "-O2", "-ffp-contract=off"]
+LINK = []
+if sanitize := os.environ.get("GGUFX_SANITIZE"):
+    FLAGS += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g"]
+    LINK += [f"-fsanitize={sanitize}"]
+
+setup(
+    ext_modules=[
+        Extension(
+            "ggufx._native",
+            sources=["ggufx/_native.pyx", *sorted(glob("csrc/*.c") + glob("csrc/paths/*.c"))],
+            depends=sorted(glob("csrc/**/*.h", recursive=True) + glob("csrc/*.def")),
+            include_dirs=["csrc"],
+            extra_compile_args=FLAGS,
+            extra_link_args=LINK,
+            optional=os.environ.get("GGUFX_REQUIRE_NATIVE") != "1",
+        )
+    ],
+)
