@@ -35,7 +35,8 @@ class QType(IntEnum):
     bits_per_weight: float
     is_quantized: bool
 
-    def __new__(cls, value: int, block_size: int, block_bytes: int) -> QType:
+    # The defaults are for type checkers, which take the look-up QType(12) for this call.
+    def __new__(cls, value: int, block_size: int = 0, block_bytes: int = 0) -> QType:
         member = int.__new__(cls, value)
         member._value_ = value
         member.block_size = block_size
@@ -180,7 +181,7 @@ def nbytes(shape: Iterable[int] | int, qtype: QType | int) -> int:
     36864000
     """
     qtype = QType(qtype)
-    dims = (operator.index(shape),) if hasattr(shape, "__index__") else tuple(map(operator.index, shape))  # type: ignore[arg-type,union-attr]
+    dims = (operator.index(shape),) if hasattr(shape, "__index__") else tuple(map(operator.index, shape))  # type: ignore[arg-type]
     if any(d < 0 for d in dims):
         raise ValueError(f"negative dimension in shape {dims}")
     if not dims:

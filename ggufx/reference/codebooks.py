@@ -29,10 +29,7 @@ def _read_grids() -> dict[str, npt.NDArray[np.int8]]:
 def _e8m0_half() -> npt.NDArray[np.uint32]:
     # 2^(e - 128): half of the E8M0 scale, since MXFP4_VALUES are twice the E2M1 numbers. Exponents 0 and 1 land among
     # the subnormals of f32. ggml gives 255 no special meaning (2^127), although the format reserves it for NaN.
-    e = np.arange(256, dtype=np.uint32)
-    bits: npt.NDArray[np.uint32] = (np.maximum(e, 1) - 1) << 23
-    bits[:2] = 0x00200000, 0x00400000
-    return bits
+    return np.array([0x00200000, 0x00400000, *(e - 1 << 23 for e in range(2, 256))], np.uint32)
 
 
 def _ue4m3_half() -> npt.NDArray[np.uint32]:
@@ -40,9 +37,12 @@ def _ue4m3_half() -> npt.NDArray[np.uint32]:
     # zero, but not 0xFF, which it decodes as 240.
     x = np.arange(256)
     exponent, mantissa = x >> 3 & 15, x & 7
-    value = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(1 + mantissa / 8, exponent - 7)) / 2
+    value: npt.NDArray[np.float64] = (
+        np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(1 + mantissa / 8, exponent - 7)) / 2
+    )
     value[0x7F] = 0
-    return value.astype(np.float32).view(np.uint32)
+    bits: npt.NDArray[np.uint32] = value.astype(np.float32).view(np.uint32)
+    return bits
 
 
 # Codebooks by ggml's names, int8 arrays (entries, 8 or 4 values): magnitudes, except iq1s_grid (-1, 0, 1).
