@@ -1,0 +1,25 @@
+/* IQ1_S: value = (grid + delta) * (d * (2 * scale + 1)), in eight sub-blocks of 32; grid values are -1, 0, 1.
+ * qs: the low eight bits of 32 indices into the grid of eights; the 16-bit word qh of a sub-block holds three more
+ * bits for each of its four indices, then the 3-bit scale, then the sign of delta. */
+#ifndef GGUFX_KERNEL_IQ1_S_H
+#define GGUFX_KERNEL_IQ1_S_H
+
+
+typedef struct {
+    uint8_t d[2], qs[32], qh[16];
+} block_iq1_s;
+
+static inline void decode_iq1_s(const block_iq1_s *b, float *y) {
+    const float d = half_at(b->d);
+    for (int k = 0; k < 8; k++) {
+        const uint8_t *const q = b->qs + 4 * k;
+        const unsigned h = u16_at(b->qh + 2 * k);
+        const floats dl = every(d * (float)(2 * (h >> 12 & 7) + 1)), delta = every(iq1_delta(h >> 15));
+        const bytes first = join8(iq1s_grid[q[0] | (h << 8 & 1792)], iq1s_grid[q[1] | (h << 5 & 1792)]);
+        const bytes second = join8(iq1s_grid[q[2] | (h << 2 & 1792)], iq1s_grid[q[3] | (h >> 1 & 1792)]);
+        shifted(y + 32 * k, first, delta, dl);
+        shifted(y + 32 * k + 16, second, delta, dl);
+    }
+}
+
+#endif

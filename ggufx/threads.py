@@ -1,0 +1,100 @@
+"""How many threads a call may use, and running them. Threads belong to the call: nothing survives it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+__all__ = ["available_cpus", "run", "thread_count"]
+
+T = TypeVar("T")
+
+
+def _cgroup_quota() -> float | None:
+    """CPUs' worth of time the container may use, or None without a limit."""
+    # Version 2 has one file with both numbers; version 1 has two. Each ancestor's limit counts too, but the root of
+    # the container's own view is what a container's limit is set on.
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as f:
+            quota, period = f.read().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        with open("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") as f:
+            quota_us = int(f.read())
+        with open("/sys/fs/cgroup/cpu/cpu.cfs_period_us") as f:
+            period_us = int(f.read())
+        return quota_us / period_us if quota_us > 0 and period_us > 0 else None
+    except (OSError, ValueError):
+        return None
+
+
+def available_cpus() -> int:
+    """CPUs this process may keep busy: the least of its affinity and its cgroup's quota, at least 1."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _cgroup_quota()
+    return max(1, cpus if quota is None else min(cpus, int(quota + 0.5)))
+
+
+def thread_count(threads: int | None) -> int:
+    """Threads a call may use.
+
+    Parameters
+    ----------
+    threads : int or None
+        None means the least of CPU affinity, the cgroup's quota and GGUFX_THREADS.
+
+    Raises
+    ------
+    ValueError
+        If `threads` or GGUFX_THREADS isn't a positive integer.
+    """
+    if threads is not None:
+        if isinstance(threads, bool) or not hasattr(threads, "__index__"):
+            raise TypeError(f"threads must be an integer or None, not {type(threads).__name__}")
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, not {threads}")
+        return int(threads)
+    limit = os.environ.get("GGUFX_THREADS")
+    if not limit:
+        return available_cpus()
+    if not limit.isdecimal() or int(limit) < 1:
+        raise ValueError(f"GGUFX_THREADS must be a positive integer, not {limit!r}")
+    return min(int(limit), available_cpus())
+
+
+def run(work: Callable[[T], object], items: Iterable[T], threads: int) -> None:
+    """Call work(item) for every item on up to `threads` threads, the caller's among them.
+
+    The first exception stops the others at their next item and is raised here.
+    """
+    if threads == 1:
+        for item in items:
+            work(item)
+        return
+    todo: Iterator[T] = iter(list(items))
+    lock = threading.Lock()
+    errors: list[BaseException] = []
+
+    def drain() -> None:
+        while not errors:
+            with lock:
+                item = next(todo, todo)
+            if item is todo:
+                return
+            try:
+                work(item)  # type: ignore[arg-type]
+            except BaseException as error:  # raised again in the calling thread
+                errors.append(error)
+
+    workers = [threading.Thread(target=drain, name=f"ggufx-{i}", daemon=True) for i in range(1, threads)]
+    for worker in workers:
+        worker.start()
+    drain()
+    for worker in workers:
+        worker.join()
+    if errors:
+        raise errors[0]
