@@ -1,0 +1,588 @@
+"""Writing GGUF files: plan first, then stream; whole files or none.
+
+A :class:`Writer` collects metadata and tensors. Nothing is written before :meth:`Writer.close`, when every name, shape,
+type and size is known: then the headers go out and the payload follows tensor by tensor, so that memory holds about one
+tensor however large the model is.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from .errors import GGUFError
+from .fieldbytes import Encoded, Layout, value_type
+from .formats import SWAP_FIELDS, QType, nbytes
+from .outfile import OutputFile, check_free_space, refuse_inputs
+from .valuetypes import ValueType
+
+__all__ = ["Writer", "shard_name", "swap_blocks", "write"]
+
+SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
+_FROM_DTYPE = {
+    "f4": QType.F32,
+    "f2": QType.F16,
+    "f8": QType.F64,
+    "i1": QType.I8,
+    "i2": QType.I16,
+    "i4": QType.I32,
+    "i8": QType.I64,
+}
+# Copied at once when bytes have to be swapped, a multiple of every block size.
+SWAP_ROWS = 1 << 16
+MAX_DIMS = 4
+MAX_NAME = 65535
+
+Progress = Callable[[str, int, int], None]
+Source = Callable[[], Any]
+
+
+class Entry(NamedTuple):
+    """A planned tensor: what its info says, and who gives its bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    qtype: int
+    nbytes: int
+    source: Source
+    swap: QType | None
+
+
+def shard_name(prefix: str, number: int, count: int) -> str:
+    """The file name of shard `number` (from 0) of `count`: ``prefix-00001-of-00003.gguf``."""
+    return f"{prefix}-{number + 1:05d}-of-{count:05d}.gguf"
+
+
+def swap_blocks(data: Any, qtype: QType) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """A copy of packed blocks with every field wider than a byte turned round."""
+    blocks = np.frombuffer(data, np.uint8).reshape(-1, qtype.block_bytes).copy()
+    for start, width, count in SWAP_FIELDS[qtype]:
+        stop = start + width * count
+        fields = blocks[:, start:stop].reshape(len(blocks), count, width)
+        blocks[:, start:stop] = fields[:, :, ::-1].reshape(len(blocks), width * count)
+    return blocks.reshape(-1)
+
+
+class Writer:
+    """Write a GGUF file, or a set of shards.
+
+    Parameters
+    ----------
+    path : path-like
+        The file to write. With splitting, shards are named ``stem-00001-of-0000N.gguf`` beside it; a set of one is the
+        file itself.
+    byteorder : {"little", "big"}
+        Byte order of the file. Tensor data is given in the machine's (typed arrays) or little-endian order (packed
+        blocks) and swapped as needed.
+    version : {3, 2, 1}
+        The GGUF version; 1 has 32-bit lengths, and big-endian files are version 3.
+    alignment : int, optional
+        A power of two; sets ``general.alignment``. Without it the key decides, or 32 where there is none.
+    split_max_bytes, split_max_tensors : int, optional
+        Begin a new shard before the tensor data of one passes this.
+    split_first_empty : bool
+        Keep the first shard free of tensors (metadata alone).
+    split_always : bool
+        Make shards, with their keys and names, even where everything fits into one.
+    inputs : iterable of path-like
+        Files the output must not be; those of copied tensors are added.
+    sync : bool
+        Wait for the disk before the file appears under its name.
+    progress : callable, optional
+        Called as ``progress(name, done, total)`` with the payload bytes written so far.
+
+    Examples
+    --------
+    >>> with Writer("tiny.gguf") as w:                                             # doctest: +SKIP
+    ...     w.set("general.architecture", "llama")
+    ...     w.add("token_embd.weight", np.zeros((32, 64), np.float32))
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        byteorder: str = "little",
+        version: int = 3,
+        alignment: int | None = None,
+        split_max_bytes: int | None = None,
+        split_max_tensors: int | None = None,
+        split_first_empty: bool = False,
+        split_always: bool = False,
+        inputs: Iterable[str | os.PathLike[str]] = (),
+        sync: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        self.path = os.fspath(path)
+        if byteorder not in ("little", "big"):
+            raise ValueError(f"byteorder is {byteorder!r}, 'little' or 'big' was expected")
+        if version not in (1, 2, 3):
+            raise ValueError(f"GGUF version {version} isn't known (1, 2 and 3 are)")
+        if byteorder == "big" and version != 3:
+            raise ValueError(f"big-endian files are GGUF version 3, not {version}")
+        for name, limit in (("split_max_bytes", split_max_bytes), ("split_max_tensors", split_max_tensors)):
+            if limit is not None and limit < 1:
+                raise ValueError(f"{name} is {limit}, at least 1 was expected")
+        self.byteorder = byteorder
+        self.layout = Layout(byteorder, version)
+        self.split_max_bytes = split_max_bytes
+        self.split_max_tensors = split_max_tensors
+        self.split_first_empty = split_first_empty
+        self.split_always = split_always
+        self.sync = sync
+        self.progress = progress
+        self._inputs = [os.fspath(p) for p in inputs]
+        self._fields: dict[str, Encoded] = {}
+        self._entries: dict[str, Entry] = {}
+        self._breaks: set[int] = set()
+        self._closed = False
+        if alignment is not None:
+            self.set("general.alignment", alignment, "uint32")
+
+    # --- metadata ----------------------------------------------------------------------------------------------------
+
+    def set(self, key: str, value: Any, type: ValueType | int | str | None = None) -> None:
+        """Set a metadata key; one that is there already keeps its place.
+
+        Parameters
+        ----------
+        key : str
+        value : bool, int, float, str, bytes, numpy scalar, list or array
+            Numpy's scalars and arrays keep their type. A Python int becomes uint32 (int32 below zero, 64 bits where
+            needed), a float float32, the ints of a list int32.
+        type : ValueType, int or str, optional
+            The value's type, or its elements' type where it is a list or array. An empty list needs one.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the value isn't of the type, or has none; the message names the key.
+        """
+        self._check_key(key)
+        encoded = self.layout.encode(key, value, None if type is None else value_type(type))
+        if key == "general.alignment":
+            if encoded.type not in (ValueType.UINT32, ValueType.UINT64, ValueType.INT32):
+                raise TypeError(f"metadata key {key!r}: an integer was expected, not {value!r}")
+            if not isinstance(value, (int, np.integer)) or value < 1 or value & (value - 1) or value >> 32:
+                raise ValueError(f"metadata key {key!r}: {value} is no power of two below 2**32")
+        self._fields[key] = encoded
+
+    def set_encoded(self, key: str, encoded: Encoded) -> None:
+        """Set a metadata key to a value that is already in this file's layout."""
+        self._check_key(key)
+        self._fields[key] = encoded
+
+    def delete(self, key: str) -> None:
+        """Remove a metadata key.
+
+        Raises
+        ------
+        KeyError
+            If it isn't there.
+        """
+        self._check_open()
+        del self._fields[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._fields
+
+    def update(self, metadata: Mapping[str, Any]) -> None:
+        """Set many keys; those of an opened file keep their declared types and exact bytes."""
+        encoded_of = getattr(metadata, "encoded", None)
+        if encoded_of is None:
+            for key, value in metadata.items():
+                self.set(key, value)
+            return
+        for key in metadata:
+            source, encoded = encoded_of(key)
+            self.set_encoded(key, self.layout.recode(source, encoded, f"metadata key {key!r}"))
+
+    @property
+    def alignment(self) -> int:
+        """Where tensor data begins, and each tensor after it, is a multiple of this."""
+        encoded = self._fields.get("general.alignment")
+        if encoded is None:
+            return 32
+        return int.from_bytes(encoded.payload, "big" if self.byteorder == "big" else "little")
+
+    # --- tensors -----------------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        name: str,
+        data: Any,
+        *,
+        shape: Sequence[int] | None = None,
+        qtype: QType | int | str | None = None,
+    ) -> None:
+        """Plan a tensor; its bytes are taken when the file is written.
+
+        Parameters
+        ----------
+        name : str
+        data : ndarray, buffer, tensor of an opened file, or callable
+            A typed array (float32, float16, float64, int8 to int64, ml_dtypes' bfloat16), written as it is, or
+            quantized on the way if `qtype` is another type. Packed blocks as uint8 or any buffer, with `shape` and
+            `qtype`. A callable that returns the packed bytes, or an iterable of buffers that are them in pieces, when
+            their turn comes.
+        shape : sequence of int, optional
+            The logical shape in numpy's order, in values, never in bytes. Needed for packed data.
+        qtype : QType, int or str, optional
+            The tensor type. Needed for packed data.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If type, shape and bytes don't agree; a byte shape is refused with the logical one beside it.
+        """
+        self._check_name(name)
+        kind = None if qtype is None else _qtype(qtype)
+        if hasattr(data, "qtype") and hasattr(data, "data") and not isinstance(data, np.ndarray):
+            entry = self._from_tensor(name, data, shape, kind)
+        elif callable(data):
+            entry = self._planned(name, data, shape, kind)
+        else:
+            entry = self._from_array(name, data, shape, kind)
+        self._entries[name] = entry
+
+    def new_shard(self) -> None:
+        """Begin a new shard with the next tensor, whatever the limits say."""
+        self._breaks.add(len(self._entries))
+
+    def _planned(self, name: str, source: Source, shape: Sequence[int] | None, kind: QType | None) -> Entry:
+        if shape is None or kind is None:
+            raise TypeError(f"tensor {name!r}: data that comes later needs shape and qtype")
+        dims = _dims(name, shape)
+        return Entry(name, dims, kind, _size(name, dims, kind), source, kind if self.byteorder == "big" else None)
+
+    def _from_array(self, name: str, data: Any, shape: Sequence[int] | None, kind: QType | None) -> Entry:
+        array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+        own = _own_type(array.dtype)
+        if array.dtype == np.uint8 and kind is not QType.I8:
+            return self._from_packed(name, array, shape, kind, is_array=isinstance(data, np.ndarray))
+        if array.dtype == np.uint16 and kind is QType.BF16:
+            own = QType.BF16
+        if own is None:
+            raise TypeError(f"tensor {name!r}: no tensor type holds numpy's {array.dtype}")
+        dims = _dims(name, array.shape)
+        if shape is not None and _dims(name, shape) != dims:
+            raise ValueError(f"tensor {name!r}: shape is {tuple(shape)}, but the array has shape {dims}")
+        kind = own if kind is None else kind
+        size = _size(name, dims, kind)
+        if kind is own:
+            big = self.byteorder == "big"
+            return Entry(name, dims, kind, size, lambda: _typed_pieces(array, ">" if big else "<"), None)
+        if own not in (QType.F32, QType.F16, QType.F64, QType.BF16):
+            raise TypeError(f"tensor {name!r}: {array.dtype} values can't become {kind.name}; convert them first")
+        swap = kind if self.byteorder == "big" else None
+        return Entry(name, dims, kind, size, lambda: _quantized(name, array, kind), swap)
+
+    def _from_packed(
+        self, name: str, array: np.ndarray[Any, Any], shape: Sequence[int] | None, kind: QType | None, *, is_array: bool
+    ) -> Entry:
+        if kind is None:
+            raise TypeError(f"tensor {name!r}: packed bytes need qtype, the tensor type they are of")
+        logical = _logical_shape(array.shape, kind) if is_array else None
+        if shape is None:
+            hint = f"; shape={logical} fits these bytes" if logical else ""
+            raise TypeError(f"tensor {name!r}: packed bytes need shape, the logical shape in values{hint}")
+        dims = _dims(name, shape)
+        if is_array and logical != dims and dims == array.shape and kind.is_quantized:
+            hint = f" (logical shape {logical})" if logical else ""
+            raise ValueError(f"tensor {name!r}: {dims} is the shape in bytes; shape is counted in values{hint}")
+        size = _size(name, dims, kind)
+        if array.nbytes != size:
+            hint = f"; these bytes are {logical} values" if logical else ""
+            raise ValueError(
+                f"tensor {name!r}: shape {dims} of {kind.name} is {size} bytes, but {array.nbytes} are given{hint}"
+            )
+        swap = kind if self.byteorder == "big" else None
+        return Entry(name, dims, kind, size, lambda: np.ascontiguousarray(array), swap)
+
+    def _from_tensor(self, name: str, tensor: Any, shape: Sequence[int] | None, kind: QType | None) -> Entry:
+        if shape is not None and tuple(shape) != tuple(tensor.shape):
+            raise ValueError(f"tensor {name!r}: shape is {tuple(shape)}, but the tensor has shape {tensor.shape}")
+        own, dims = tensor.qtype, tuple(tensor.shape)
+        origin = getattr(tensor, "path", None)
+        if isinstance(origin, (str, os.PathLike)):
+            self._inputs.append(os.fspath(origin))
+        if kind is not None and kind != own:
+            size = _size(name, dims, kind)
+            swap = kind if self.byteorder == "big" else None
+            return Entry(name, dims, kind, size, lambda: _quantized(name, tensor.dequantize(np.float32), kind), swap)
+        differs = getattr(tensor, "byte_order", "little") != self.byteorder
+        if differs and not isinstance(own, QType):
+            raise GGUFError(f"tensor {name!r}: type id {own} isn't known, so its bytes can't be swapped")
+        return Entry(name, dims, own, tensor.nbytes, lambda: tensor.raw(), own if differs else None)
+
+    # --- the plan ----------------------------------------------------------------------------------------------------
+
+    def shards(self) -> list[list[Entry]]:
+        """The planned tensors, shard by shard."""
+        shards: list[list[Entry]] = [[]]
+        if self.split_first_empty:
+            shards.append([])
+        used = 0
+        for number, entry in enumerate(self._entries.values()):
+            padded = entry.nbytes + -entry.nbytes % self.alignment
+            full = bool(shards[-1]) and (
+                (self.split_max_bytes is not None and used + padded > self.split_max_bytes)
+                or (self.split_max_tensors is not None and len(shards[-1]) >= self.split_max_tensors)
+            )
+            if full or (number in self._breaks and shards[-1]):
+                shards.append([])
+                used = 0
+            shards[-1].append(entry)
+            used += padded
+        return shards
+
+    def plan(self) -> list[tuple[str, bytes, list[Entry]]]:
+        """Path, header bytes and tensors of every file that will be written."""
+        shards = self.shards()
+        if len(shards) == 1 and not self.split_always:
+            return [(self.path, self._header(self._fields, shards[0]), shards[0])]
+        folder, name = os.path.split(self.path)
+        prefix = os.path.join(folder, name[: -len(".gguf")] if name.endswith(".gguf") else name)
+        files = []
+        for number, entries in enumerate(shards):
+            fields = dict(self._fields) if number == 0 else {}
+            if number and "general.alignment" in self._fields:
+                # Each shard is read by itself, so each has to know the alignment.
+                fields["general.alignment"] = self._fields["general.alignment"]
+            for key in SPLIT_KEYS:
+                fields.pop(key, None)
+            values = (number, len(shards), len(self._entries))
+            for key, value, vtype in zip(SPLIT_KEYS, values, ("uint16", "uint16", "int32"), strict=True):
+                fields[key] = self.layout.encode(key, value, value_type(vtype))
+            files.append((shard_name(prefix, number, len(shards)), self._header(fields, entries), entries))
+        return files
+
+    def _header(self, fields: Mapping[str, Encoded], entries: Sequence[Entry]) -> bytes:
+        pack = self.layout
+        out = bytearray(b"GGUF" + pack.u32(pack.version) + pack.length(len(entries)) + pack.length(len(fields)))
+        for key, encoded in fields.items():
+            out += pack.string(key) + pack.u32(encoded.type) + encoded.payload
+        offset = 0
+        for entry in entries:
+            out += pack.string(entry.name) + pack.u32(len(entry.shape))
+            for dim in reversed(entry.shape):
+                out += pack.length(dim)
+            out += pack.u32(entry.qtype) + pack.u64(offset)
+            offset += entry.nbytes + -entry.nbytes % self.alignment
+        out += bytes(-len(out) % self.alignment)
+        return bytes(out)
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> list[str]:
+        """Write what was planned; returns the paths, in order.
+
+        Every file is complete and checked before the first appears under its name. Whatever goes wrong, files that
+        were there before are as they were, and nothing unfinished stays behind.
+
+        Raises
+        ------
+        OSError
+            If the disk is full (found before writing where it can be), or another process writes the same file.
+        GGUFError
+            If a tensor's source doesn't give the bytes its shape and type need.
+        ValueError
+            If the output is one of the inputs.
+        """
+        if self._closed:
+            return []
+        self._closed = True
+        files = self.plan()
+        sizes = [
+            len(header) + sum(e.nbytes + -e.nbytes % self.alignment for e in entries) for _, header, entries in files
+        ]
+        for target, _, _ in files:
+            refuse_inputs(target, self._inputs)
+        check_free_space(os.path.realpath(files[0][0]), sum(sizes))
+        total, done = sum(e.nbytes for e in self._entries.values()), 0
+        outputs: list[OutputFile] = []
+        try:
+            for (target, header, entries), size in zip(files, sizes, strict=True):
+                out = OutputFile(target, sync=self.sync)
+                outputs.append(out)
+                out.write(header)
+                for entry in entries:
+                    for piece in _pieces(entry):
+                        out.write(piece)
+                        done += len(piece)
+                        if self.progress is not None:
+                            self.progress(entry.name, done, total)
+                    out.pad(self.alignment)
+                out.finish(size)
+            for out in outputs:
+                out.publish()
+        finally:
+            for out in outputs:
+                out.discard()
+        return [out.target for out in outputs]
+
+    def abort(self) -> None:
+        """Forget the plan; nothing is written."""
+        self._closed = True
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    # --- checks ------------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(f"{self.path}: the writer is closed")
+
+    def _check_key(self, key: str) -> None:
+        self._check_open()
+        if not isinstance(key, str) or not key:
+            raise TypeError(f"a metadata key is a non-empty str, not {key!r}")
+        if len(key.encode("utf-8", "surrogateescape")) > MAX_NAME:
+            raise ValueError(f"metadata key {key[:40]!r}... is longer than {MAX_NAME} bytes")
+
+    def _check_name(self, name: str) -> None:
+        self._check_open()
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"a tensor name is a non-empty str, not {name!r}")
+        if len(name.encode("utf-8", "surrogateescape")) > MAX_NAME:
+            raise ValueError(f"tensor name {name[:40]!r}... is longer than {MAX_NAME} bytes")
+        if name in self._entries:
+            raise ValueError(f"tensor {name!r} is there already")
+
+
+def write(
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    **options: Any,
+) -> list[str]:
+    """Write a GGUF file in one call.
+
+    Parameters
+    ----------
+    path : path-like
+    metadata : mapping of str to value
+        As :meth:`Writer.set` takes them. The metadata of an opened file keeps its declared types.
+    tensors : mapping of str to data
+        Typed arrays, tensors of opened files, or ``(data, shape, qtype)``.
+    **options
+        See :class:`Writer`.
+
+    Returns
+    -------
+    list of str
+        The paths written.
+
+    Examples
+    --------
+    >>> write("tiny.gguf", {"general.architecture": "llama"}, {"x": np.zeros(32, np.float32)})  # doctest: +SKIP
+    """
+    with Writer(path, **options) as writer:
+        writer.update(metadata)
+        for name, data in tensors.items():
+            if isinstance(data, tuple):
+                packed, shape, qtype = data
+                writer.add(name, packed, shape=shape, qtype=qtype)
+            else:
+                writer.add(name, data)
+        return writer.close()
+
+
+def _qtype(spec: QType | int | str) -> QType:
+    if isinstance(spec, str):
+        try:
+            return QType[spec.upper()]
+        except KeyError:
+            raise ValueError(f"{spec!r} is no tensor type; there are {', '.join(QType.__members__)}") from None
+    return QType(spec)
+
+
+def _own_type(dtype: np.dtype[Any]) -> QType | None:
+    """The tensor type of a numpy dtype; ml_dtypes' bfloat16 is recognized by name, without importing it."""
+    if dtype.name == "bfloat16":
+        return QType.BF16
+    return _FROM_DTYPE.get(dtype.kind + str(dtype.itemsize))
+
+
+def _dims(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    dims = tuple(operator.index(d) for d in shape)
+    if any(d < 0 for d in dims):
+        raise ValueError(f"tensor {name!r}: negative dimension in shape {dims}")
+    if len(dims) > MAX_DIMS:
+        raise ValueError(f"tensor {name!r}: {len(dims)} dimensions in shape {dims}, at most {MAX_DIMS} are possible")
+    return dims
+
+
+def _size(name: str, dims: tuple[int, ...], kind: QType) -> int:
+    try:
+        return nbytes(dims, kind)
+    except GGUFError as error:
+        raise ValueError(f"tensor {name!r}, shape {dims}: {error}") from None
+
+
+def _logical_shape(shape: tuple[int, ...], kind: QType) -> tuple[int, ...] | None:
+    """The shape in values of an array of packed rows, or None where the rows aren't whole blocks."""
+    if not shape or shape[-1] % kind.block_bytes:
+        return None
+    return (*shape[:-1], shape[-1] // kind.block_bytes * kind.block_size)
+
+
+def _typed_pieces(array: np.ndarray[Any, Any], order: Literal["<", ">"]) -> Iterator[Any]:
+    """The bytes of a typed array in the file's byte order, without copying where they are so already."""
+    if array.dtype.name == "bfloat16":
+        array = array.view(np.uint16)
+    flat = np.ascontiguousarray(array).reshape(-1)
+    wanted = flat.dtype.newbyteorder(order)
+    if flat.dtype == wanted:
+        yield flat.view(np.uint8)
+        return
+    for start in range(0, len(flat), SWAP_ROWS):
+        yield flat[start : start + SWAP_ROWS].astype(wanted).view(np.uint8)
+
+
+def _quantized(name: str, values: np.ndarray[Any, Any], kind: QType) -> Any:
+    from .encode import quantize
+
+    try:
+        return quantize(values, kind)
+    except GGUFError as error:
+        raise GGUFError(f"tensor {name!r}: {error}") from error
+
+
+def _pieces(entry: Entry) -> Iterator[memoryview]:
+    """The bytes of a planned tensor, exactly as many as planned."""
+    given = entry.source()
+    pieces = given if isinstance(given, (Iterator, list, tuple)) else (given,)
+    done = 0
+    for piece in pieces:
+        flat = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data if isinstance(piece, np.ndarray) else piece
+        view = memoryview(flat)
+        if not view.nbytes:
+            continue
+        view = view.cast("B")
+        done += len(view)
+        if done > entry.nbytes:
+            break
+        if entry.swap is None:
+            yield view
+            continue
+        step = entry.swap.block_bytes * SWAP_ROWS
+        if len(view) % entry.swap.block_bytes:
+            raise GGUFError(f"tensor {entry.name!r}: a piece of {len(view)} bytes isn't whole blocks")
+        for start in range(0, len(view), step):
+            yield swap_blocks(view[start : start + step], entry.swap).data
+    if done != entry.nbytes:
+        more = "or more " if done > entry.nbytes else ""
+        raise GGUFError(f"tensor {entry.name!r}: its source gave {done} bytes {more}where {entry.nbytes} were planned")

@@ -1,0 +1,327 @@
+"""Writing: values, shapes, splits, byte orders; the gguf package reads what we write."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ggufx
+from ggufx import GGUFError, QType
+from ggufx.fieldbytes import Layout
+from ggufx.valuetypes import ValueType
+from ggufx.writer import Writer, swap_blocks, write
+
+gguf = pytest.importorskip("gguf")
+
+
+def fields(path: Path) -> dict:
+    return {key: f for key, f in gguf.GGUFReader(path).fields.items() if not key.startswith("GGUF.")}
+
+
+def declared(path: Path, key: str) -> list[str]:
+    return [t.name for t in fields(path)[key].types]
+
+
+@pytest.mark.parametrize(
+    ("value", "vtype", "types", "contents"),
+    [
+        (True, None, ["BOOL"], True),
+        (np.bool_(False), None, ["BOOL"], False),
+        (7, None, ["UINT32"], 7),
+        (-7, None, ["INT32"], -7),
+        (2**40, None, ["INT64"], 2**40),
+        (2**63, None, ["UINT64"], 2**63),
+        (7, "uint8", ["UINT8"], 7),
+        (7, ValueType.INT16, ["INT16"], 7),
+        (np.uint16(7), None, ["UINT16"], 7),
+        (np.int8(-7), None, ["INT8"], -7),
+        (np.array(5, np.int64), None, ["INT64"], 5),
+        (0.5, None, ["FLOAT32"], 0.5),
+        (3, "float64", ["FLOAT64"], 3.0),
+        (np.float64(0.1), None, ["FLOAT64"], 0.1),
+        ("text", None, ["STRING"], "text"),
+        ("", None, ["STRING"], ""),
+        (b"bytes", None, ["STRING"], "bytes"),
+        ([1, 2], None, ["ARRAY", "INT32"], [1, 2]),
+        ([1, 2**31], None, ["ARRAY", "UINT32"], [1, 2**31]),
+        ([1, -(2**40)], None, ["ARRAY", "INT64"], [1, -(2**40)]),
+        ([1, 0.5], None, ["ARRAY", "FLOAT32"], [1, 0.5]),
+        ([True, False], None, ["ARRAY", "BOOL"], [True, False]),
+        (["a", "", "é"], None, ["ARRAY", "STRING"], ["a", "", "é"]),
+        ((3, 4), "uint8", ["ARRAY", "UINT8"], [3, 4]),
+        (range(3), None, ["ARRAY", "INT32"], [0, 1, 2]),
+        ([np.uint32(4)], None, ["ARRAY", "UINT32"], [4]),
+        (np.arange(3, dtype=np.uint64), None, ["ARRAY", "UINT64"], [0, 1, 2]),
+        (np.arange(3, dtype=">i2"), None, ["ARRAY", "INT16"], [0, 1, 2]),
+        (np.array([True, False]), None, ["ARRAY", "BOOL"], [True, False]),
+    ],
+)
+def test_values_keep_their_type(tmp_path: Path, value: object, vtype: object, types: list, contents: object) -> None:
+    path = tmp_path / "f.gguf"
+    with Writer(path) as w:
+        w.set("k", value, vtype)
+    assert declared(path, "k") == types
+    assert fields(path)["k"].contents() == contents
+
+
+def test_empty_arrays_and_nested_ones_keep_their_type() -> None:
+    layout = Layout()
+    assert layout.encode("k", np.zeros(0, np.int16)).payload == struct.pack("<IQ", ValueType.INT16, 0)
+    assert layout.encode("k", [], ValueType.STRING).payload == struct.pack("<IQ", ValueType.STRING, 0)
+    nested = layout.encode("k", [[1], [2, 3]], ValueType.UINT8)
+    inner = struct.pack("<IQB", ValueType.UINT8, 1, 1) + struct.pack("<IQBB", ValueType.UINT8, 2, 2, 3)
+    assert nested.payload == struct.pack("<IQ", ValueType.ARRAY, 2) + inner
+    assert layout.encode("k", np.array([[1, 2]], np.int32)) == layout.encode("k", [[1, 2]], ValueType.INT32)
+
+
+@pytest.mark.parametrize(
+    ("value", "vtype", "error", "message"),
+    [
+        (None, None, TypeError, "'k'.*NoneType"),
+        ({}, None, TypeError, "'k'.*dict"),
+        (1 + 2j, None, TypeError, "'k'.*complex"),
+        (np.float16(1), None, TypeError, "'k'"),
+        ([], None, TypeError, "'k'.*empty list"),
+        ([1, "a"], None, TypeError, "'k'"),
+        (["a", 1], None, TypeError, "'k'.*element 1"),
+        ([[1], 2], None, TypeError, "'k'.*element 1"),
+        ([True, 1], None, TypeError, "'k'.*one type"),
+        ("7", "uint32", TypeError, "'k'.*uint32 was declared"),
+        (7.0, "uint32", TypeError, "'k'.*uint32 was declared"),
+        (True, "uint32", TypeError, "'k'.*uint32 was declared"),
+        (1, "bool", TypeError, "'k'.*bool was declared"),
+        (1, "string", TypeError, "'k'.*string was declared"),
+        (1, "array", TypeError, "'k'.*array was declared"),
+        (256, "uint8", ValueError, "256 doesn't fit uint8"),
+        (-1, "uint64", ValueError, "-1 doesn't fit uint64"),
+        (2**64, None, ValueError, "'k'.*no integer type"),
+        (1e39, "float32", ValueError, "doesn't fit float32"),
+        (1, "int128", ValueError, "no GGUF value type"),
+        (np.zeros(2, np.complex64), None, TypeError, "'k'.*complex64"),
+    ],
+)
+def test_wrong_values_are_refused_at_the_call(
+    tmp_path: Path, value: object, vtype: object, error: type, message: str
+) -> None:
+    w = Writer(tmp_path / "f.gguf")
+    with pytest.raises(error, match=message):
+        w.set("k", value, vtype)
+    assert "k" not in w
+
+
+def test_keys_are_checked(tmp_path: Path) -> None:
+    w = Writer(tmp_path / "f.gguf")
+    for key in ("", 3, None):
+        with pytest.raises(TypeError):
+            w.set(key, 1)
+    with pytest.raises(ValueError, match="longer"):
+        w.set("k" * 70000, 1)
+    with pytest.raises(ValueError, match="power of two"):
+        w.set("general.alignment", 48)
+    with pytest.raises(TypeError, match="alignment"):
+        w.set("general.alignment", "64")
+
+
+TYPED = {
+    "f32": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "f16": np.arange(4, dtype=np.float16),
+    "f64": np.arange(3, dtype=np.float64),
+    "i8": np.arange(5, dtype=np.int8),
+    "i16": np.arange(5, dtype=np.int16),
+    "i32": np.arange(5, dtype=np.int32),
+    "i64": np.arange(5, dtype=np.int64).reshape(1, 5, 1, 1),
+}
+
+
+@pytest.mark.parametrize("alignment", [None, 1, 8, 32, 4096])
+def test_typed_arrays_read_back_by_gguf(tmp_path: Path, alignment: int | None) -> None:
+    path = tmp_path / "f.gguf"
+    with Writer(path, alignment=alignment) as w:
+        for name, array in TYPED.items():
+            w.add(name, array)
+    reader = gguf.GGUFReader(path)
+    assert reader.alignment == (alignment or 32)
+    for t, (name, array) in zip(reader.tensors, TYPED.items(), strict=True):
+        assert (t.name, t.tensor_type.name) == (name, name.upper())
+        np.testing.assert_array_equal(t.data, array)
+
+
+def test_packed_blocks_read_back_by_gguf(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    q4_k = rng.integers(0, 256, (3, 2 * 144), np.uint8)
+    with Writer(tmp_path / "f.gguf") as w:
+        w.add("a", q4_k, shape=(3, 512), qtype=QType.Q4_K)
+        w.add("b", q4_k.tobytes(), shape=(3, 512), qtype="q4_k")
+        w.add("c", lambda: q4_k, shape=(3, 512), qtype=12)
+        w.add("d", lambda: iter(q4_k), shape=(3, 512), qtype=12)
+        w.add("e", q4_k[:, ::1][::-1], shape=(3, 512), qtype=12)
+    for t in gguf.GGUFReader(tmp_path / "f.gguf").tensors:
+        assert tuple(reversed(t.shape)) == (3, 512)
+        np.testing.assert_array_equal(t.data, q4_k[::-1] if t.name == "e" else q4_k)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "error", "message"),
+    [
+        (np.zeros((4, 60), np.uint8), {"qtype": QType.Q4_1, "shape": (4, 60)}, ValueError, r"in bytes.*\(4, 96\)"),
+        (np.zeros((4, 60), np.uint8), {"qtype": QType.Q4_1}, TypeError, r"packed bytes need shape.*\(4, 96\)"),
+        (np.zeros((4, 60), np.uint8), {"shape": (4, 96)}, TypeError, "packed bytes need qtype"),
+        (np.zeros((4, 60), np.uint8), {"qtype": QType.Q4_1, "shape": (4, 64)}, ValueError, r"160 bytes.*\(4, 96\)"),
+        (np.zeros((4, 60), np.uint8), {"qtype": QType.Q4_1, "shape": (4, 50)}, ValueError, "whole number of blocks"),
+        (np.zeros((4, 61), np.uint8), {"qtype": QType.Q4_1, "shape": (4, 61)}, ValueError, "shape in bytes"),
+        (b"1234", {"qtype": "f32", "shape": (2,)}, ValueError, "8 bytes, but 4 are given"),
+        (b"1234", {"qtype": "f33", "shape": (1,)}, ValueError, "no tensor type"),
+        (np.zeros(4, np.complex64), {}, TypeError, "complex64"),
+        (np.zeros(4, np.bool_), {}, TypeError, "bool"),
+        (np.zeros(32, np.int32), {"qtype": QType.Q8_0}, TypeError, "can't become Q8_0"),
+        (np.zeros(4, np.float32), {"shape": (2, 2)}, ValueError, r"\(2, 2\).*\(4,\)"),
+        (np.zeros((1, 1, 1, 1, 1), np.float32), {}, ValueError, "5 dimensions"),
+        (lambda: b"", {"shape": (2,)}, TypeError, "needs shape and qtype"),
+        (lambda: b"", {"shape": (-2,), "qtype": "f32"}, ValueError, "negative"),
+    ],
+)  # fmt: skip
+def test_shape_confusion_is_refused(tmp_path: Path, data: object, options: dict, error: type, message: str) -> None:
+    w = Writer(tmp_path / "f.gguf")
+    with pytest.raises(error, match=message):
+        w.add("t", data, **options)
+
+
+def test_names_are_checked(tmp_path: Path) -> None:
+    w = Writer(tmp_path / "f.gguf")
+    w.add("t", TYPED["f32"])
+    with pytest.raises(ValueError, match="there already"):
+        w.add("t", TYPED["f32"])
+    for name in ("", None):
+        with pytest.raises(TypeError):
+            w.add(name, TYPED["f32"])
+
+
+def test_zero_elements_and_no_dimensions(tmp_path: Path) -> None:
+    path = tmp_path / "f.gguf"
+    write(path, {"a": 1}, {"none": np.zeros((0,), np.float32), "one": np.float32(3) * np.ones(()), "x": TYPED["f32"]})
+    with ggufx.open(path) as f:
+        found = [(t.name, t.shape, t.size) for t in f.tensors.values()]
+        assert found == [("none", (0,), 0), ("one", (), 1), ("x", (2, 3), 6)]
+        assert f["one"].dequantize() == 3
+
+
+def test_a_source_that_gives_the_wrong_number_of_bytes_is_named(tmp_path: Path) -> None:
+    for bad in (b"123", b"12345", [b"1234", b"1"]):
+        with pytest.raises(GGUFError, match=r"'t'.*4 were planned"), Writer(tmp_path / "f.gguf") as w:
+            w.add("t", lambda bad=bad: bad, shape=(1,), qtype="f32")
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("qtype", [t for t in QType if t.is_quantized or t in (QType.BF16, QType.F16, QType.I64)])
+def test_big_endian_blocks_read_back(tmp_path: Path, qtype: QType) -> None:
+    rng = np.random.default_rng(int(qtype))
+    packed = rng.integers(0, 256, 8 * qtype.block_bytes, np.uint8)
+    path = tmp_path / "f.gguf"
+    with Writer(path, byteorder="big") as w:
+        w.set("n", 1)
+        w.add("t", packed.tobytes(), shape=(8 * qtype.block_size,), qtype=qtype)
+    assert path.read_bytes()[4:8] == b"\0\0\0\3"
+    with ggufx.open(path) as f:
+        assert (f.byte_order, f.metadata["n"]) == ("big", 1)
+        want = ggufx.dequantize(packed, qtype) if qtype is not QType.I64 else packed.view(np.int64)
+        got = f["t"].dequantize() if qtype is not QType.I64 else f["t"].data
+        np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(swap_blocks(swap_blocks(packed, qtype), qtype), packed)
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_versions_read_back(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "f.gguf"
+    with Writer(path, version=version) as w:
+        w.set("names", ["a", "bc"])
+        w.add("t", TYPED["f32"])
+    with ggufx.open(path) as f:
+        assert (f.version, list(f.metadata["names"])) == (version, ["a", "bc"])
+        np.testing.assert_array_equal(f["t"].dequantize(), TYPED["f32"])
+
+
+def test_wrong_options_are_refused(tmp_path: Path) -> None:
+    for options in ({"byteorder": "middle"}, {"version": 4}, {"version": 2, "byteorder": "big"}, {"alignment": 3}):
+        with pytest.raises(ValueError, match=r"."):
+            Writer(tmp_path / "f.gguf", **options)
+    for options in ({"split_max_bytes": 0}, {"split_max_tensors": -1}):
+        with pytest.raises(ValueError, match="split_max"):
+            Writer(tmp_path / "f.gguf", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"split_max_tensors": 2}, [2, 2, 1]),
+        ({"split_max_tensors": 5}, None),
+        ({"split_max_bytes": 96}, [3, 2]),
+        ({"split_max_bytes": 1}, [1, 1, 1, 1, 1]),
+        ({"split_max_tensors": 2, "split_first_empty": True}, [0, 2, 2, 1]),
+        ({"split_max_tensors": 9, "split_always": True}, [5]),
+    ],
+)
+def test_splits(tmp_path: Path, options: dict, sizes: list[int] | None) -> None:
+    with Writer(tmp_path / "m.gguf", **options) as w:
+        w.set("general.name", "whole")
+        for n in range(5):
+            w.add(f"t{n}", np.full(6, n, np.float32))
+        paths = w.close()
+    if sizes is None:
+        assert [Path(p).name for p in paths] == ["m.gguf"]
+        assert "split.count" not in fields(paths[0])
+        return
+    assert [Path(p).name for p in paths] == [f"m-{i + 1:05d}-of-{len(sizes):05d}.gguf" for i in range(len(sizes))]
+    for number, (path, size) in enumerate(zip(paths, sizes, strict=True)):
+        reader = gguf.GGUFReader(path)
+        assert len(reader.tensors) == size
+        keys = {k: f.contents() for k, f in reader.fields.items() if k.startswith("split.")}
+        assert keys == {"split.no": number, "split.count": len(sizes), "split.tensors.count": 5}
+        assert [reader.fields[k].types[0].name for k in keys] == ["UINT16", "UINT16", "INT32"]
+        assert ("general.name" in reader.fields) == (number == 0)
+
+
+def test_breaks_by_hand(tmp_path: Path) -> None:
+    with Writer(tmp_path / "m.gguf") as w:
+        for n in range(3):
+            w.new_shard()
+            w.add(f"t{n}", TYPED["f32"])
+        assert [len(s) for s in w.shards()] == [1, 1, 1]
+
+
+def test_progress_reaches_the_total(tmp_path: Path) -> None:
+    seen = []
+    with Writer(tmp_path / "m.gguf", progress=lambda *a: seen.append(a)) as w:
+        for name, array in TYPED.items():
+            w.add(name, array)
+    assert [s[0] for s in seen] == list(TYPED)
+    assert seen[-1][1] == seen[-1][2] == sum(a.nbytes for a in TYPED.values())
+
+
+def test_quantized_on_the_way(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 256)).astype(np.float32)
+    with Writer(tmp_path / "m.gguf") as w:
+        w.add("a", x, qtype=QType.Q8_0)
+        w.add("b", x, qtype=QType.F16)
+    with ggufx.open(tmp_path / "m.gguf") as f:
+        np.testing.assert_array_equal(np.asarray(f["a"].data).reshape(4, -1), ggufx.quantize(x, QType.Q8_0))
+        np.testing.assert_array_equal(f["b"].data, x.astype(np.float16))
+
+
+def test_keys_in_order_replaced_and_deleted(tmp_path: Path) -> None:
+    with Writer(tmp_path / "m.gguf") as w:
+        for key in "abc":
+            w.set(key, 1)
+        w.set("a", "other")
+        w.delete("b")
+        with pytest.raises(KeyError):
+            w.delete("b")
+    assert list(fields(tmp_path / "m.gguf")) == ["a", "c"]
+
+
+def test_a_closed_writer_takes_nothing_more(tmp_path: Path) -> None:
+    with Writer(tmp_path / "m.gguf") as w:
+        w.set("a", 1)
+    with pytest.raises(ValueError, match="closed"):
+        w.set("b", 1)
+    assert w.close() == []
