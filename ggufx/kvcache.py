@@ -1,0 +1,155 @@
+"""How much memory a model's attention cache and recurrent state take, from its metadata alone.
+
+The sizes are those of llama.cpp's caches for one sequence: full-attention layers hold the whole context, sliding-window
+layers their window and one batch, MLA layers the compressed row, recurrent layers a state that doesn't grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from .errors import GGUFError
+from .formats import QType, nbytes
+
+__all__ = ["CacheShape", "LayerCache"]
+
+# Every so-many-th layer sees the whole context where the metadata has a window but no pattern of layers; the second
+# number is 1 where the group's first layer does rather than its last. Source: the architectures of llama.cpp.
+WINDOW_PATTERNS = {
+    "afmoe": (4, 0),
+    "cohere2": (4, 0),
+    "cohere2moe": (4, 1),
+    "exaone-moe": (4, 0),
+    "exaone4": (4, 0),
+    "gemma2": (2, 0),
+    "gemma3": (6, 0),
+    "gemma3n": (5, 0),
+    "gpt-oss": (2, 0),
+    "laguna": (4, 1),
+    "llama4": (4, 0),
+    "mellum": (4, 0),
+    "muse-glimmer": (4, 0),
+    "olmo2": (4, 0),
+    "plamo3": (8, 0),
+    "smallthinker": (4, 1),
+}
+# The window where the metadata doesn't say.
+WINDOWS = {"gemma2": 4096, "exaone-moe": 128, "llama4": 8192}
+# Layers from this one on reuse an earlier layer's cache.
+SHARED_FROM = {"gemma3n": 20}
+# A window's cache also holds one batch, in steps of this many cells.
+BATCH, CELLS = 512, 256
+
+
+class LayerCache(NamedTuple):
+    """What one layer keeps: values per token of keys and values, the window (0: all), bytes of fixed state."""
+
+    k_width: int
+    v_width: int
+    window: int
+    state_nbytes: int
+
+    def nbytes(self, context: int, k_type: QType, v_type: QType) -> int:
+        """Bytes at a context length."""
+        cells = context
+        if self.window:
+            cells = min(context, -(-(self.window + BATCH) // CELLS) * CELLS)
+        row = sum(
+            nbytes(-(-width // kind.block_size) * kind.block_size, kind)
+            for width, kind in ((self.k_width, k_type), (self.v_width, v_type))
+        )
+        return cells * row + self.state_nbytes
+
+
+class CacheShape(NamedTuple):
+    """The caches of all layers."""
+
+    layers: tuple[LayerCache, ...]
+
+    def nbytes(self, context: int, k_type: QType = QType.F16, v_type: QType = QType.F16) -> int:
+        """Bytes of the whole model's cache at a context length."""
+        return sum(layer.nbytes(context, k_type, v_type) for layer in self.layers)
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> CacheShape:
+        """Read the layers, heads, head sizes, windows and states from a file's metadata.
+
+        Raises
+        ------
+        GGUFError
+            If a key the size depends on is missing; the message names it.
+        """
+        arch = metadata.get("general.architecture")
+
+        def need(key: str) -> Any:
+            value = metadata.get(f"{arch}.{key}")
+            if value is None:
+                raise GGUFError(f"metadata has no {arch}.{key}: the size of the cache depends on it")
+            return value
+
+        def get(key: str, default: int = 0) -> int:
+            value = metadata.get(f"{arch}.{key}", default)
+            return int(value[0]) if hasattr(value, "__len__") and len(value) else int(value)
+
+        n_layer = int(need("block_count"))
+
+        def per_layer(value: Any) -> list[int]:
+            if not hasattr(value, "__len__"):
+                return [int(value)] * n_layer
+            if len(value) < n_layer:
+                raise GGUFError(f"{arch}: a per-layer key has {len(value)} values for {n_layer} layers")
+            return [int(v) for v in value[:n_layer]]
+
+        heads = per_layer(metadata.get(f"{arch}.attention.head_count", 0))
+        kv_heads = per_layer(metadata.get(f"{arch}.attention.head_count_kv", heads))
+        head = int(need("embedding_length")) // max(max(heads), 1) if max(heads) else 0
+        k_size, v_size = get("attention.key_length", head), get("attention.value_length", head)
+        windows = _windows(arch or "", metadata, n_layer)
+        shared_from = n_layer - get("attention.shared_kv_layers") if get("attention.shared_kv_layers") else n_layer
+        shared_from = min(shared_from, SHARED_FROM.get(arch or "", n_layer))
+        interval = get("full_attention_interval")
+        mla = get("attention.key_length_mla") > 0
+        state = _state_nbytes(get)
+        layers = []
+        for n in range(n_layer):
+            if kv_heads[n] == 0 or (interval and (n + 1) % interval):
+                layers.append(LayerCache(0, 0, 0, state))
+            elif n >= shared_from:
+                layers.append(LayerCache(0, 0, 0, 0))
+            elif mla:
+                # One compressed row serves as keys and values.
+                layers.append(LayerCache(get("attention.kv_lora_rank") + get("rope.dimension_count"), 0, 0, 0))
+            else:
+                k = get("attention.key_length_swa", k_size) if windows[n] else k_size
+                v = get("attention.value_length_swa", v_size) if windows[n] else v_size
+                layers.append(LayerCache(kv_heads[n] * k, kv_heads[n] * v, windows[n], 0))
+        return cls(tuple(layers))
+
+
+def _windows(arch: str, metadata: Mapping[str, Any], n_layer: int) -> list[int]:
+    """The sliding window of each layer, 0 where the layer sees everything."""
+    value = metadata.get(f"{arch}.attention.sliding_window", WINDOWS.get(arch, 0))
+    window = int(value[0]) if hasattr(value, "__len__") else int(value)
+    pattern = metadata.get(f"{arch}.attention.sliding_window_pattern")
+    if not window:
+        return [0] * n_layer
+    if pattern is not None and hasattr(pattern, "__len__"):
+        return [window if n < len(pattern) and pattern[n] else 0 for n in range(n_layer)]
+    every, first = WINDOW_PATTERNS.get(arch, (0, 0))
+    every = int(pattern) if pattern is not None else every
+    if not every:
+        return [0] * n_layer  # this architecture doesn't use its window, or we don't know how: count the larger size
+    full = 0 if first else every - 1
+    return [0 if n % every == full else window for n in range(n_layer)]
+
+
+def _state_nbytes(get: Callable[..., int]) -> int:
+    """Bytes of a recurrent layer's state, in float32."""
+    inner, state = get("ssm.inner_size"), get("ssm.state_size")
+    conv = max(get("ssm.conv_kernel") - 1, 0) * (inner + 2 * get("ssm.group_count") * state)
+    if wkv := get("wkv.head_size"):
+        return 4 * get("embedding_length") * (wkv + get("token_shift_count", 2))
+    if short := get("shortconv.l_cache"):
+        return 4 * get("embedding_length") * (short - 1)
+    return 4 * (conv + inner * state)

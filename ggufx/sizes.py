@@ -1,0 +1,45 @@
+"""Byte counts as people write them."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["format_size", "parse_size"]
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", 1):
+    _UNITS[_letter] = _UNITS[f"{_letter}IB"] = 1024**_power
+    _UNITS[f"{_letter}B"] = 1000**_power
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*")
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes that ``"7.5GiB"``, ``"700M"`` (binary, as the bare letter is), ``"8GB"`` (decimal) or a number mean.
+
+    Raises
+    ------
+    ValueError
+        If it is no size.
+    """
+    if isinstance(text, int):
+        return text
+    match = _SIZE.fullmatch(text)
+    if not match or match[2].upper() not in _UNITS:
+        raise ValueError(f"{text!r} is no size; write it like 7.5GiB, 800MB or 1048576")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def format_size(nbytes: float) -> str:
+    """A byte count in the binary unit that leaves two to four digits before the point.
+
+    Examples
+    --------
+    >>> format_size(4_920_000_000)
+    '4.58 GiB'
+    """
+    sign, value = ("-", -nbytes) if nbytes < 0 else ("", nbytes)
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{sign}{value:.0f} {unit}" if unit == "bytes" else f"{sign}{value:.2f} {unit}"
