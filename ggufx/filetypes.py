@@ -24,7 +24,7 @@ class FileType(IntEnum):
 
     default_type: QType
 
-    def __new__(cls, value: int, default_type: QType) -> FileType:
+    def __new__(cls, value: int, default_type: QType = QType.F32) -> FileType:
         member = int.__new__(cls, value)
         member._value_ = value
         member.default_type = default_type

@@ -214,9 +214,14 @@ _KEPT_PARTS = {
     "small projection": ("altup", "laurel", "per_layer_model_proj"),
     "convolution": ("ssm_conv1d", "shortconv.conv.weight"),
     "indexer": ("indexer.k_proj.weight", "indexer.q_proj.weight"),
-    "time mix": tuple(
-        f"time_mix_{part}.weight"
-        for part in "first w0 w1 w2 v0 v1 v2 a0 a1 a2 g1 g2 decay_w1 decay_w2 lerp_fused".split()
+    "time mix": (
+        "time_mix_first.weight",
+        *(f"time_mix_{gate}{n}.weight" for gate in "wva" for n in "012"),
+        "time_mix_g1.weight",
+        "time_mix_g2.weight",
+        "time_mix_decay_w1.weight",
+        "time_mix_decay_w2.weight",
+        "time_mix_lerp_fused.weight",
     ),
     "position": ("attn_rel_b.weight", ".position_embd", "sam.pos_embd", ".rel_pos"),
     "vision": ("sam.neck.", "sam.net_", ".patch_embd", ".patch_merger"),
@@ -225,10 +230,21 @@ _KEPT_PARTS = {
 _KEPT_NAMES = {"position_embd.weight": "position", "token_types.weight": "token types"}
 _KEPT_IN_ARCH = {
     "glm5-next": (
-        "hc_ indexer.attn_q_b indexer.attn_k indexer.proj indexer_compressor_gate indexer_compressor_ape "
-        "ssm_f_a.weight ssm_f_b.weight ssm_g_a.weight ssm_g_b.weight ssm_beta.weight "
-        "attn_kv_a_mqa.weight attn_k_b.weight attn_v_b.weight"
-    ).split()
+        "hc_",
+        "indexer.attn_q_b",
+        "indexer.attn_k",
+        "indexer.proj",
+        "indexer_compressor_gate",
+        "indexer_compressor_ape",
+        "ssm_f_a.weight",
+        "ssm_f_b.weight",
+        "ssm_g_a.weight",
+        "ssm_g_b.weight",
+        "ssm_beta.weight",
+        "attn_kv_a_mqa.weight",
+        "attn_k_b.weight",
+        "attn_v_b.weight",
+    )
 }
 
 
