@@ -28,4 +28,24 @@ int ggufx_decodes(int type);
  * stream: write past the cache, for outputs that don't fit in it. */
 void ggufx_decode(int path, int type, int dtype, const void *src, void *dst, size_t n, int stream);
 
+/* ---- reading headers: walk.c ---- */
+
+/* A stretch [pos, stop) of a GGUF header. width: bytes of a count or length, 4 in version 1 and 8 after it. */
+typedef struct {
+    const uint8_t *bytes;
+    uint64_t pos, stop, width;
+    int big;
+} ggufx_span;
+
+enum { GGUFX_OK, GGUFX_SHORT, GGUFX_TOO_DEEP, GGUFX_BAD_TYPE, GGUFX_TOO_MANY };
+enum { GGUFX_TENSOR_COLUMNS = 9 };
+
+/* Each moves s->pos over what it could read. `starts` may be NULL; otherwise it takes where each element begins: strings
+ * after their length, with starts[count] = end + width, so that a length is a difference; arrays at their item type. */
+uint64_t ggufx_walk_strings(ggufx_span *s, uint64_t count, uint64_t *starts);
+/* `levels`: how many arrays may still lie inside one another; `most`: elements allowed in one array. */
+int ggufx_walk_arrays(ggufx_span *s, uint64_t count, int levels, uint64_t most, uint64_t *starts);
+/* rows: name position, name length, n_dims, four dimensions (1 where absent), type, offset. Returns whole rows. */
+uint64_t ggufx_walk_tensors(ggufx_span *s, uint64_t count, uint64_t longest, uint64_t *rows, int *status);
+
 #endif

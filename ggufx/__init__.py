@@ -5,5 +5,20 @@ from ._version import __version__
 from .decode import dequantize
 from .errors import GGUFError, GGUFWarning
 from .formats import QType, nbytes
+from .loading import load
+from .reader import GGUFFile, open
+from .tensor import Tensor
 
-__all__ = ["GGUFError", "GGUFWarning", "QType", "__version__", "dequantize", "nbytes", "paths"]
+__all__ = [
+    "GGUFError",
+    "GGUFFile",
+    "GGUFWarning",
+    "QType",
+    "Tensor",
+    "__version__",
+    "dequantize",
+    "load",
+    "nbytes",
+    "open",
+    "paths",
+]

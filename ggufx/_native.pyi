@@ -1,4 +1,9 @@
-from collections.abc import Buffer
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Buffer: TypeAlias = object  # the real one needs Python 3.12
 
 def paths() -> tuple[tuple[str, str | None], ...]: ...
 def compiler() -> str: ...
@@ -14,3 +19,20 @@ def decode(
     n: int,
     stream: bool,
 ) -> None: ...
+def walk_strings(
+    buf: Buffer, pos: int, stop: int, count: int, width: int, big: bool, starts: npt.NDArray[np.uint64] | None = None
+) -> tuple[int, int]: ...
+def walk_arrays(
+    buf: Buffer,
+    pos: int,
+    stop: int,
+    count: int,
+    width: int,
+    big: bool,
+    levels: int,
+    most: int,
+    starts: npt.NDArray[np.uint64] | None = None,
+) -> tuple[int, int]: ...
+def walk_tensors(
+    buf: Buffer, pos: int, stop: int, count: int, width: int, big: bool, longest: int, rows: npt.NDArray[np.uint64]
+) -> tuple[int, int, int]: ...

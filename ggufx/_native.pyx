@@ -2,6 +2,7 @@
 """Buffers in, buffers out: the only door between Python and csrc/. No policy here, and no allocation of results."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport uint8_t, uint64_t
 
 
 cdef extern from "ggufx.h" nogil:
@@ -52,3 +53,89 @@ def decode(int path, int type, int dtype, src, Py_ssize_t src_start, out, Py_ssi
             PyBuffer_Release(&target)
     finally:
         PyBuffer_Release(&source)
+
+
+cdef extern from "ggufx.h" nogil:
+    ctypedef struct ggufx_span:
+        const uint8_t *bytes
+        uint64_t pos, stop, width
+        int big
+    enum:
+        GGUFX_TENSOR_COLUMNS
+    uint64_t ggufx_walk_strings(ggufx_span *s, uint64_t count, uint64_t *starts)
+    int ggufx_walk_arrays(ggufx_span *s, uint64_t count, int levels, uint64_t most, uint64_t *starts)
+    uint64_t ggufx_walk_tensors(ggufx_span *s, uint64_t count, uint64_t longest, uint64_t *rows, int *status)
+
+
+cdef int take_span(ggufx_span *s, Py_buffer *view, object buf, uint64_t pos, uint64_t stop, int width,
+                   bint big) except -1:
+    PyObject_GetBuffer(buf, view, PyBUF_SIMPLE)
+    if pos > stop or stop > <uint64_t>view.len:
+        PyBuffer_Release(view)
+        raise ValueError("the span lies outside the buffer")
+    s.bytes, s.pos, s.stop, s.width, s.big = <const uint8_t *>view.buf, pos, stop, width, big
+    return 0
+
+
+cdef int take_words(Py_buffer *view, object out, uint64_t words) except -1:
+    PyObject_GetBuffer(out, view, PyBUF_SIMPLE | PyBUF_WRITABLE)
+    if <uint64_t>view.len // 8 < words or <uint64_t>view.buf % 8:
+        PyBuffer_Release(view)
+        raise ValueError("the output is too small or not aligned")
+    return 0
+
+
+def walk_strings(object buf, uint64_t pos, uint64_t stop, uint64_t count, int width, bint big, object starts=None):
+    cdef ggufx_span s
+    cdef Py_buffer view, out
+    cdef uint64_t *words = NULL
+    cdef uint64_t done
+    take_span(&s, &view, buf, pos, stop, width, big)
+    try:
+        if starts is not None:
+            take_words(&out, starts, count + 1)
+            words = <uint64_t *>out.buf
+        with nogil:
+            done = ggufx_walk_strings(&s, count, words)
+        if words != NULL:
+            PyBuffer_Release(&out)
+    finally:
+        PyBuffer_Release(&view)
+    return s.pos, done
+
+
+def walk_arrays(object buf, uint64_t pos, uint64_t stop, uint64_t count, int width, bint big, int levels,
+                uint64_t most, object starts=None):
+    cdef ggufx_span s
+    cdef Py_buffer view, out
+    cdef uint64_t *words = NULL
+    cdef int status
+    take_span(&s, &view, buf, pos, stop, width, big)
+    try:
+        if starts is not None:
+            take_words(&out, starts, count)
+            words = <uint64_t *>out.buf
+        with nogil:
+            status = ggufx_walk_arrays(&s, count, levels, most, words)
+        if words != NULL:
+            PyBuffer_Release(&out)
+    finally:
+        PyBuffer_Release(&view)
+    return s.pos, status
+
+
+def walk_tensors(object buf, uint64_t pos, uint64_t stop, uint64_t count, int width, bint big, uint64_t longest,
+                 object rows):
+    cdef ggufx_span s
+    cdef Py_buffer view, out
+    cdef uint64_t done
+    cdef int status
+    take_span(&s, &view, buf, pos, stop, width, big)
+    try:
+        take_words(&out, rows, count * GGUFX_TENSOR_COLUMNS)
+        with nogil:
+            done = ggufx_walk_tensors(&s, count, longest, <uint64_t *>out.buf, &status)
+        PyBuffer_Release(&out)
+    finally:
+        PyBuffer_Release(&view)
+    return s.pos, done, status

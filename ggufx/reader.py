@@ -1,0 +1,258 @@
+"""Opening a GGUF file: an index of its metadata and tensors, checked, over one map. Decodes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal
+
+from .formats import QType
+from .header import Header, Limits, NeedMore, Problem, TensorTable, read_header
+from .metadata import Metadata
+from .sources import FileSource, MapSource, Source
+from .tensor import Tensor
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["GGUFFile", "TensorMap", "open", "read_file"]
+
+Mode = Literal["r", "c", "read"]
+
+
+class TensorMap(Mapping[str, Tensor]):
+    """A file's tensors by name, in file order; each :class:`Tensor` is made when it is asked for."""
+
+    __slots__ = ("_made", "_source", "_table", "_unaligned")
+
+    def __init__(self, source: Source, table: TensorTable, unaligned: frozenset[str]) -> None:
+        self._source = source
+        self._table = table
+        self._unaligned = unaligned
+        self._made: dict[int, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        row = self._table.rows.get(name)
+        if row is None:
+            raise KeyError(name)
+        tensor = self._made.get(row)
+        if tensor is None:
+            table = self._table
+            kind: QType | int = int(table.types[row])
+            with suppress(ValueError):  # newer than this version: it stays a plain number
+                kind = QType(kind)
+            fault = table.faults.get(row)
+            tensor = self._made[row] = Tensor(
+                self._source,
+                name,
+                kind,
+                tuple(table.dims[row, : int(table.n_dims[row])].tolist()),
+                int(table.starts[row]),
+                int(table.nbytes[row]),
+                is_aligned=name not in self._unaligned,
+                problem=fault.message if fault else None,
+            )
+        return tensor
+
+    def __len__(self) -> int:
+        return len(self._table.rows)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table.rows)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._table.rows
+
+    def __repr__(self) -> str:
+        names = list(self)[:4]
+        return f"<{len(self)} tensors: {', '.join(names)}{', ...' if len(self) > 4 else ''}>"
+
+
+class GGUFFile:
+    """An open GGUF file; made by :func:`ggufx.open`. A context manager, and a container of its tensors by name.
+
+    Attributes
+    ----------
+    path : str
+        The path it was opened by.
+    version : int
+        GGUF version: 1, 2 or 3.
+    byte_order : str
+        ``"little"`` or ``"big"``.
+    alignment : int
+        Bytes; ``general.alignment``, 32 where it is absent.
+    data_offset : int
+        Where the tensor data begins in the file.
+    problems : tuple of Problem
+        Faults that were let pass: misaligned offsets always, others with ``strict=False``.
+
+    Examples
+    --------
+    >>> with ggufx.open("model.gguf") as f:  # doctest: +SKIP
+    ...     f.metadata["general.architecture"]
+    ...     f["token_embd.weight"].dequantize()
+    """
+
+    def __init__(self, path: str, source: Source, header: Header) -> None:
+        self.path = path
+        self.version = header.version
+        self.byte_order = "big" if header.big_endian else "little"
+        self.alignment = header.alignment
+        self.data_offset = header.data_offset
+        self.problems: tuple[Problem, ...] = header.problems
+        self._source = source
+        unaligned = frozenset(p.name for p in header.problems if p.kind == "misaligned")
+        self._metadata = Metadata(source, header.fields, header.version)
+        self._tensors = TensorMap(source, header.tensors, unaligned)
+
+    @property
+    def metadata(self) -> Metadata:
+        """The metadata, a read-only mapping in file order whose values are decoded on first use."""
+        self._source.check_open()
+        return self._metadata
+
+    @property
+    def tensors(self) -> TensorMap:
+        """The tensors by name, a read-only mapping in file order."""
+        self._source.check_open()
+        return self._tensors
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self._source.size
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file was closed."""
+        return self._source.closed
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the file is still mapped. After :meth:`close` that means: an array made from it is still alive."""
+        return isinstance(self._source, MapSource) and self._source.is_mapped
+
+    def close(self) -> None:
+        """Drop the file's hold on the map; never raises, and may be called twice.
+
+        Arrays handed out stay valid: the map ends with the last of them (see :attr:`is_mapped`). Later access through
+        the file, its tensors or its metadata raises GGUFError.
+        """
+        self._metadata.forget()
+        self._source.close()
+
+    def __getitem__(self, name: str) -> Tensor:
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise KeyError(f"{self.path} has no tensor {name!r}") from None
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __enter__(self) -> GGUFFile:
+        self._source.check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self.closed:
+            kept = ", but an array made from it keeps its map" if self.is_mapped else ""
+            return f"<GGUFFile {self.path!r} closed{kept}>"
+        faults = f", {len(self.problems)} problems" if self.problems else ""
+        return (
+            f"<GGUFFile {self.path!r} version {self.version}, {self.byte_order}-endian, "
+            f"{len(self._metadata)} metadata fields, {len(self._tensors)} tensors{faults}>"
+        )
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self.path}: an open file can't be pickled; send its path and open it there")
+
+
+def open(
+    path: str | bytes | os.PathLike[Any],
+    *,
+    strict: bool = True,
+    mode: Mode = "r",
+    max_header_bytes: int = Limits().max_header_bytes,
+    max_tensors: int = Limits().max_tensors,
+    max_nesting: int = Limits().max_nesting,
+    max_array_elements: int = Limits().max_array_elements,
+) -> GGUFFile:
+    """Open a GGUF file and check its whole index; no value is decoded.
+
+    Parameters
+    ----------
+    path : path-like
+        A regular file, of any GGUF version (1, 2, 3) and byte order.
+    strict : bool
+        Refuse a file in which a tensor lies outside the file, overlaps another or is there twice. With ``False``
+        such faults are listed in :attr:`GGUFFile.problems`, and reading a faulty tensor raises.
+    mode : {"r", "c", "read"}
+        ``"r"`` maps the file read-only; ``"c"`` maps it copy-on-write, so that arrays are writable and nothing written
+        reaches the file; ``"read"`` maps nothing: each access reads into fresh memory.
+    max_header_bytes : int
+        Bytes of metadata and tensor infos.
+    max_tensors : int
+        Tensors in the file.
+    max_nesting : int
+        Metadata arrays inside one another; at most 64.
+    max_array_elements : int
+        Elements of one metadata array.
+
+    Returns
+    -------
+    GGUFFile
+
+    Raises
+    ------
+    GGUFError
+        If anything in the header is wrong; the message names the file, the key or tensor, what was found and expected.
+    OSError
+        If the file can't be opened.
+
+    Examples
+    --------
+    >>> with ggufx.open("model.gguf") as f:  # doctest: +SKIP
+    ...     weights = f["blk.0.ffn_down.weight"].dequantize()
+    """
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(f"path should be a string or path-like, not {type(path).__name__}")
+    if mode not in ("r", "c", "read"):
+        raise ValueError(f"mode should be 'r', 'c' or 'read', not {mode!r}")
+    if not 1 <= max_nesting <= 64:
+        raise ValueError(f"max_nesting should be 1 to 64, not {max_nesting}")
+    label = os.fsdecode(path)
+    source = FileSource(path, label) if mode == "read" else MapSource(path, label, private=mode == "c")
+    limits = Limits(max_header_bytes, max_tensors, max_nesting, max_array_elements)
+    return read_file(label, source, limits, strict)
+
+
+def read_file(path: str, source: Source, limits: Limits, strict: bool) -> GGUFFile:
+    """Read the header of `source`, fetching more of it as needed; closes the source if that fails."""
+    try:
+        while True:
+            try:
+                header = read_header(source.header, source.size, label=source.label, limits=limits, strict=strict)
+                break
+            except NeedMore as short:
+                source.grow_header(max(short.wanted, 2 * len(source.header)))
+    except BaseException:
+        source.abandon()
+        raise
+    source.big_endian = header.big_endian
+    return GGUFFile(path, source, header)
