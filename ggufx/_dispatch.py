@@ -10,9 +10,10 @@ from .errors import PathUnavailableError
 
 try:
     from . import _native
-except ImportError as _error:  # built without a compiler, or on a platform the extension wasn't built for
+except ImportError as _error:  # installed without a compiler, or on a platform the extension wasn't built for
     _native = None  # type: ignore[assignment]
-    _missing_extension = str(_error)
+    # "Cannot import name" is how Python says that there is no such file; anything else is the loader's complaint.
+    _missing_extension = "it wasn't built" if "cannot import name" in str(_error) else str(_error)
 
 __all__ = ["NUMPY", "available", "native", "problems", "resolve"]
 

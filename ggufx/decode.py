@@ -155,7 +155,7 @@ def _logical_shape(
             )
         return (*raw.shape[:-1], blocks * qtype.block_size)
     try:
-        dims = (operator.index(shape),)  # type: ignore[arg-type]
+        dims: tuple[int, ...] = (operator.index(shape),)  # type: ignore[arg-type]
     except TypeError:
         dims = tuple(operator.index(d) for d in shape)  # type: ignore[union-attr]
     if any(d < 0 for d in dims):
@@ -289,7 +289,8 @@ def dequantize(
     """
     if type(qtype) is not QType:
         qtype = _qtype(qtype)
-    raw = src if type(src) is np.ndarray and src.dtype is _UINT8 and src.ndim and src.flags.c_contiguous else _source(src)
+    plain = type(src) is np.ndarray and src.dtype is _UINT8 and src.ndim and src.flags.c_contiguous
+    raw: npt.NDArray[np.uint8] = src if plain else _source(src)  # type: ignore[assignment]
     size = raw.size
     blocks = size // qtype.block_bytes
     if blocks * qtype.block_bytes != size:

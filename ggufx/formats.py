@@ -12,7 +12,7 @@ from enum import IntEnum
 
 from .errors import GGUFError
 
-__all__ = ["NUMERIC_DTYPES", "SWAP_FIELDS", "QType", "nbytes", "row_nbytes"]
+__all__ = ["CODE_BYTES", "NUMERIC_DTYPES", "SWAP_FIELDS", "QType", "nbytes", "row_nbytes"]
 
 
 class QType(IntEnum):
@@ -94,6 +94,38 @@ NUMERIC_DTYPES = {
     QType.I32: "i4",
     QType.I64: "i8",
     QType.BF16: "u2",
+}
+
+# Bytes of a block that hold the values' codes (with codebook indices and signs). The rest are scales, minimums, shifts
+# and, in Q8_1 and Q8_K, sums: what the type pays for its groups.
+CODE_BYTES = {
+    QType.Q4_0: 16,
+    QType.Q4_1: 16,
+    QType.Q5_0: 20,
+    QType.Q5_1: 20,
+    QType.Q8_0: 32,
+    QType.Q8_1: 32,
+    QType.Q2_K: 64,
+    QType.Q3_K: 96,
+    QType.Q4_K: 128,
+    QType.Q5_K: 160,
+    QType.Q6_K: 192,
+    QType.Q8_K: 256,
+    QType.IQ2_XXS: 60,
+    QType.IQ2_XS: 64,
+    QType.IQ3_XXS: 92,
+    QType.IQ1_S: 44,
+    QType.IQ4_NL: 16,
+    QType.IQ3_S: 104,
+    QType.IQ2_S: 72,
+    QType.IQ4_XS: 128,
+    QType.IQ1_M: 44,
+    QType.TQ1_0: 52,
+    QType.TQ2_0: 64,
+    QType.MXFP4: 16,
+    QType.NVFP4: 32,
+    QType.Q1_0: 16,
+    QType.Q2_0: 16,
 }
 
 # Fields wider than a byte inside a block, as (offset, width, count): what a big-endian file stores swapped.

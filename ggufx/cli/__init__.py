@@ -1,0 +1,105 @@
+"""The ``ggufx`` command: finds the subcommand, and turns every failure into one line and an exit code.
+
+A subcommand is a module here with a docstring, ``add_arguments(parser)`` and ``run(arguments) -> exit code``.
+Exit codes: 0 done, 1 the file or the system failed, 2 wrong arguments, 130 interrupted, 141 the reader went away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from .terminal import printable
+
+__all__ = ["main"]
+
+# Subcommands in the order of the help; each is a module of this package.
+COMMANDS = ("info", "decode")
+
+
+def _module(command: str) -> ModuleType:
+    return importlib.import_module(f".{command}", __package__)
+
+
+def _first_line(module: ModuleType) -> str:
+    return (module.__doc__ or "").split("\n", 1)[0]
+
+
+def _overview() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ggufx",
+        usage="ggufx COMMAND ... | ggufx FILE | ggufx --info",
+        description="Open GGUF model files, decode their tensors.",
+        epilog="commands:\n"
+        + "\n".join(f"  {name:10} {_first_line(_module(name))}" for name in COMMANDS)
+        + "\n\n`ggufx FILE` is `ggufx info FILE`. `ggufx COMMAND --help` tells more. Without a FILE, commands use a "
+        "small\nsample model that comes with ggufx.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--info", action="store_true", help="print version, decode paths and build")
+    parser.add_argument("--version", action="store_true", help="print the version")
+    return parser
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        _overview().print_help()
+        return 0
+    if argv[0] in ("--info", "--version"):
+        _overview().parse_args(argv)
+        from .build import report, version
+
+        print("\n".join(report()) if argv[0] == "--info" else version())
+        return 0
+    command, rest = (argv[0], argv[1:]) if argv[0] in COMMANDS else ("info", argv)
+    module = _module(command)
+    parser = argparse.ArgumentParser(prog=f"ggufx {command}", description=module.__doc__)
+    module.add_arguments(parser)
+    code: int = module.run(parser.parse_args(rest))
+    sys.stdout.flush()
+    return code
+
+
+def _complain(error: BaseException) -> None:
+    message = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    print(f"ggufx: {printable(' '.join(message.split()))}", file=sys.stderr)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Arguments without the program's name; ``sys.argv[1:]`` by default.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(errors="backslashreplace")  # a name must not fail to print on an ASCII terminal
+    from ..errors import GGUFError
+
+    try:
+        return _dispatch(sys.argv[1:] if argv is None else argv)
+    except BrokenPipeError:
+        # Whoever read our output has enough. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        return 130
+    except (GGUFError, OSError, ImportError, MemoryError, OverflowError) as error:
+        _complain(error)
+        return 1
+    except ValueError as error:
+        _complain(error)
+        return 2

@@ -1,0 +1,50 @@
+"""Text that is safe and readable on a terminal, whatever a file put into its strings."""
+
+from __future__ import annotations
+
+__all__ = ["human_bytes", "human_count", "printable", "shortened"]
+
+
+def printable(text: str) -> str:
+    r"""Escape everything that could move the cursor, change colours or reverse the writing.
+
+    Control characters, escape sequences, bidirectional overrides and bytes that weren't UTF-8 come out as ``\x1b``,
+    ``\n``, ``\u202e`` and the like; letters of any language stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def _escaped(c: str) -> str:
+    if "\udc80" <= c <= "\udcff":  # surrogateescape: the byte itself
+        return f"\\x{ord(c) - 0xDC00:02x}"
+    return c.encode("unicode_escape").decode("ascii")
+
+
+def shortened(text: str, limit: int) -> str:
+    """Make `text` printable and at most `limit` characters, the end given up for ``...``."""
+    if len(text) > limit:  # cut before escaping: a hostile string may be megabytes
+        text = text[:limit] + "..."
+    text = printable(text)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def human_bytes(count: int) -> str:
+    """Show a size in decimal units with three digits: 253 MB."""
+    return _human(count, ("B", "kB", "MB", "GB", "TB", "PB", "EB"))
+
+
+def human_count(count: int) -> str:
+    """Show a number of things with three digits: 268 M."""
+    return _human(count, ("", "k", "M", "G", "T", "P", "E")).rstrip()
+
+
+def _human(count: int, units: tuple[str, ...]) -> str:
+    value, unit = float(count), units[0]
+    for larger in units[1:]:
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    digits = 0 if unit == units[0] or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f} {unit}"
