@@ -79,7 +79,8 @@ def _huge(size: int) -> npt.NDArray[np.uint8]:
     if size < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         spare = np.zeros(size + ALIGN, np.uint8)
         return spare[-spare.ctypes.data % ALIGN :][:size]
-    area = mmap.mmap(-1, size + HUGE_PAGE)
+    # Private: Python's default is shared memory, which gets no huge pages.
+    area = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory = np.frombuffer(area, np.uint8)
     with suppress(OSError):  # a kernel built without them
         area.madvise(mmap.MADV_HUGEPAGE)

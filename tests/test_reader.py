@@ -294,6 +294,25 @@ def test_arena_segments(tmp_path, monkeypatch):
         assert (loaded[str(i)] == i).all()
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs /proc")
+def test_arena_asks_for_huge_pages():
+    """The mapping is private (shared memory gets none) and advised."""
+    from ggufx.loading import Arena
+
+    array = Arena([8 << 20]).take((2 << 20,), np.float32)
+    where, inside = array.ctypes.data, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        fields = line.split()
+        if "-" in fields[0]:
+            start, stop = (int(part, 16) for part in fields[0].split("-"))
+            inside = start <= where < stop
+            assert not inside or fields[1] == "rw-p"
+        elif inside and fields[0] == "VmFlags:":
+            assert "hg" in fields
+            return
+    pytest.fail("the array's mapping isn't listed")
+
+
 @pytest.mark.parametrize("alignment", [1, 2, 4, 8, 64, 4096, 1 << 16])
 def test_alignment(tmp_path, alignment):
     file = (
