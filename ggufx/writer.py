@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from .errors import GGUFError
 from .fieldbytes import Encoded, Layout, value_type
-from .formats import SWAP_FIELDS, QType, nbytes
-from .outfile import OutputFile, check_free_space, refuse_inputs
+from .formats import QType, nbytes
+from .stream import Entry, PlannedFile, Progress, Source, Stream, header_bytes, padded, shard_name
 from .valuetypes import ValueType
 
-__all__ = ["Writer", "shard_name", "swap_blocks", "write"]
+__all__ = ["Writer", "write"]
 
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 _FROM_DTYPE = {
@@ -33,39 +33,10 @@ _FROM_DTYPE = {
     "i4": QType.I32,
     "i8": QType.I64,
 }
-# Copied at once when bytes have to be swapped, a multiple of every block size.
-SWAP_ROWS = 1 << 16
+# Values converted at once where the byte order differs.
+SWAP_VALUES = 1 << 20
 MAX_DIMS = 4
 MAX_NAME = 65535
-
-Progress = Callable[[str, int, int], None]
-Source = Callable[[], Any]
-
-
-class Entry(NamedTuple):
-    """A planned tensor: what its info says, and who gives its bytes."""
-
-    name: str
-    shape: tuple[int, ...]
-    qtype: int
-    nbytes: int
-    source: Source
-    swap: QType | None
-
-
-def shard_name(prefix: str, number: int, count: int) -> str:
-    """The file name of shard `number` (from 0) of `count`: ``prefix-00001-of-00003.gguf``."""
-    return f"{prefix}-{number + 1:05d}-of-{count:05d}.gguf"
-
-
-def swap_blocks(data: Any, qtype: QType) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A copy of packed blocks with every field wider than a byte turned round."""
-    blocks = np.frombuffer(data, np.uint8).reshape(-1, qtype.block_bytes).copy()
-    for start, width, count in SWAP_FIELDS[qtype]:
-        stop = start + width * count
-        fields = blocks[:, start:stop].reshape(len(blocks), count, width)
-        blocks[:, start:stop] = fields[:, :, ::-1].reshape(len(blocks), width * count)
-    return blocks.reshape(-1)
 
 
 class Writer:
@@ -329,53 +300,40 @@ class Writer:
             shards.append([])
         used = 0
         for number, entry in enumerate(self._entries.values()):
-            padded = entry.nbytes + -entry.nbytes % self.alignment
+            size = padded(entry.nbytes, self.alignment)
             full = bool(shards[-1]) and (
-                (self.split_max_bytes is not None and used + padded > self.split_max_bytes)
+                (self.split_max_bytes is not None and used + size > self.split_max_bytes)
                 or (self.split_max_tensors is not None and len(shards[-1]) >= self.split_max_tensors)
             )
             if full or (number in self._breaks and shards[-1]):
                 shards.append([])
                 used = 0
             shards[-1].append(entry)
-            used += padded
+            used += size
         return shards
 
-    def plan(self) -> list[tuple[str, bytes, list[Entry]]]:
+    def plan(self) -> list[PlannedFile]:
         """Path, header bytes and tensors of every file that will be written."""
         shards = self.shards()
         if len(shards) == 1 and not self.split_always:
-            return [(self.path, self._header(self._fields, shards[0]), shards[0])]
+            return [self._file(self.path, self._fields, shards[0])]
         folder, name = os.path.split(self.path)
-        prefix = os.path.join(folder, name[: -len(".gguf")] if name.endswith(".gguf") else name)
+        prefix = os.path.join(folder, name.removesuffix(".gguf"))
         files = []
         for number, entries in enumerate(shards):
             fields = dict(self._fields) if number == 0 else {}
             if number and "general.alignment" in self._fields:
                 # Each shard is read by itself, so each has to know the alignment.
                 fields["general.alignment"] = self._fields["general.alignment"]
-            for key in SPLIT_KEYS:
-                fields.pop(key, None)
             values = (number, len(shards), len(self._entries))
             for key, value, vtype in zip(SPLIT_KEYS, values, ("uint16", "uint16", "int32"), strict=True):
+                fields.pop(key, None)
                 fields[key] = self.layout.encode(key, value, value_type(vtype))
-            files.append((shard_name(prefix, number, len(shards)), self._header(fields, entries), entries))
+            files.append(self._file(shard_name(prefix, number, len(shards)), fields, entries))
         return files
 
-    def _header(self, fields: Mapping[str, Encoded], entries: Sequence[Entry]) -> bytes:
-        pack = self.layout
-        out = bytearray(b"GGUF" + pack.u32(pack.version) + pack.length(len(entries)) + pack.length(len(fields)))
-        for key, encoded in fields.items():
-            out += pack.string(key) + pack.u32(encoded.type) + encoded.payload
-        offset = 0
-        for entry in entries:
-            out += pack.string(entry.name) + pack.u32(len(entry.shape))
-            for dim in reversed(entry.shape):
-                out += pack.length(dim)
-            out += pack.u32(entry.qtype) + pack.u64(offset)
-            offset += entry.nbytes + -entry.nbytes % self.alignment
-        out += bytes(-len(out) % self.alignment)
-        return bytes(out)
+    def _file(self, path: str, fields: Mapping[str, Encoded], entries: Sequence[Entry]) -> PlannedFile:
+        return PlannedFile(path, header_bytes(self.layout, fields, entries, self.alignment), entries)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -397,34 +355,13 @@ class Writer:
         if self._closed:
             return []
         self._closed = True
-        files = self.plan()
-        sizes = [
-            len(header) + sum(e.nbytes + -e.nbytes % self.alignment for e in entries) for _, header, entries in files
-        ]
-        for target, _, _ in files:
-            refuse_inputs(target, self._inputs)
-        check_free_space(os.path.realpath(files[0][0]), sum(sizes))
-        total, done = sum(e.nbytes for e in self._entries.values()), 0
-        outputs: list[OutputFile] = []
+        stream = Stream(self.plan(), self.alignment, inputs=self._inputs, sync=self.sync, progress=self.progress)
         try:
-            for (target, header, entries), size in zip(files, sizes, strict=True):
-                out = OutputFile(target, sync=self.sync)
-                outputs.append(out)
-                out.write(header)
-                for entry in entries:
-                    for piece in _pieces(entry):
-                        out.write(piece)
-                        done += len(piece)
-                        if self.progress is not None:
-                            self.progress(entry.name, done, total)
-                    out.pad(self.alignment)
-                out.finish(size)
-            for out in outputs:
-                out.publish()
+            while stream.next is not None:
+                stream.put()
+            return stream.finish()
         finally:
-            for out in outputs:
-                out.discard()
-        return [out.target for out in outputs]
+            stream.discard()
 
     def abort(self) -> None:
         """Forget the plan; nothing is written."""
@@ -548,8 +485,8 @@ def _typed_pieces(array: np.ndarray[Any, Any], order: Literal["<", ">"]) -> Iter
     if flat.dtype == wanted:
         yield flat.view(np.uint8)
         return
-    for start in range(0, len(flat), SWAP_ROWS):
-        yield flat[start : start + SWAP_ROWS].astype(wanted).view(np.uint8)
+    for start in range(0, len(flat), SWAP_VALUES):
+        yield flat[start : start + SWAP_VALUES].astype(wanted).view(np.uint8)
 
 
 def _quantized(name: str, values: np.ndarray[Any, Any], kind: QType) -> Any:
@@ -559,30 +496,3 @@ def _quantized(name: str, values: np.ndarray[Any, Any], kind: QType) -> Any:
         return quantize(values, kind)
     except GGUFError as error:
         raise GGUFError(f"tensor {name!r}: {error}") from error
-
-
-def _pieces(entry: Entry) -> Iterator[memoryview]:
-    """The bytes of a planned tensor, exactly as many as planned."""
-    given = entry.source()
-    pieces = given if isinstance(given, (Iterator, list, tuple)) else (given,)
-    done = 0
-    for piece in pieces:
-        flat = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data if isinstance(piece, np.ndarray) else piece
-        view = memoryview(flat)
-        if not view.nbytes:
-            continue
-        view = view.cast("B")
-        done += len(view)
-        if done > entry.nbytes:
-            break
-        if entry.swap is None:
-            yield view
-            continue
-        step = entry.swap.block_bytes * SWAP_ROWS
-        if len(view) % entry.swap.block_bytes:
-            raise GGUFError(f"tensor {entry.name!r}: a piece of {len(view)} bytes isn't whole blocks")
-        for start in range(0, len(view), step):
-            yield swap_blocks(view[start : start + step], entry.swap).data
-    if done != entry.nbytes:
-        more = "or more " if done > entry.nbytes else ""
-        raise GGUFError(f"tensor {entry.name!r}: its source gave {done} bytes {more}where {entry.nbytes} were planned")

@@ -129,7 +129,7 @@ def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.Monkey
     (small_disk / "m.gguf").write_bytes(OLD)
     with pytest.raises(OSError, match=r"bytes are needed and \d+ are free"):
         write_model(small_disk / "m.gguf")
-    monkeypatch.setattr("ggufx.writer.check_free_space", lambda *_: None)
+    monkeypatch.setattr("ggufx.stream.check_free_space", lambda *_: None)
     with pytest.raises(OSError, match="No space left"):
         write_model(small_disk / "m.gguf")
     assert listing(small_disk) == {"m.gguf": OLD}

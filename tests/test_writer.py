@@ -9,8 +9,9 @@ import pytest
 import ggufx
 from ggufx import GGUFError, QType
 from ggufx.fieldbytes import Layout
+from ggufx.stream import swap_blocks
 from ggufx.valuetypes import ValueType
-from ggufx.writer import Writer, swap_blocks, write
+from ggufx.writer import Writer, write
 
 gguf = pytest.importorskip("gguf")
 reads_back = pytest.mark.skipif(not hasattr(ggufx, "open"), reason="needs the reader")
