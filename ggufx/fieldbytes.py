@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import GGUFError
+from .metadata import Metadata
 from .valuetypes import NUMBER_CODES, ValueType
 
-__all__ = ["Encoded", "Layout", "value_type"]
+__all__ = ["Encoded", "Layout", "stored", "value_type"]
 
 # Source types of numpy that have a GGUF type of their own.
 _FROM_NUMPY = {code: vtype for vtype, code in NUMBER_CODES.items() if vtype is not ValueType.BOOL} | {
@@ -204,6 +205,14 @@ class Layout:
         numbers = np.frombuffer(view, source.order + code, count, pos)
         out += numbers.astype(self.order + code).tobytes()
         return pos + numbers.nbytes
+
+
+def stored(metadata: Metadata, key: str) -> tuple[Layout, Encoded]:
+    """A value as an opened file stores it, and the layout it is in."""
+    byteorder, width = metadata.layout
+    layout = Layout(byteorder, 1 if width == 4 else 3)
+    vtype, raw = metadata.types[key].type, metadata.raw(key).tobytes()
+    return layout, Encoded(vtype, layout.length(len(raw)) + raw if vtype is ValueType.STRING else raw)
 
 
 _LARGEST_F32 = float(np.finfo(np.float32).max)

@@ -301,6 +301,11 @@ class Metadata(Mapping[str, Any]):
         """The declared type of each field, a mapping of key to :class:`FieldType`."""
         return TypesView(self._fields)
 
+    @property
+    def layout(self) -> tuple[Literal["little", "big"], int]:
+        """Byte order of the stored values, and the width of lengths and counts in bytes."""
+        return "big" if self._layout.big else "little", self._layout.width
+
     def raw(self, key: str) -> npt.NDArray[np.uint8]:
         """Bytes of the value of `key` as it is stored: read-only bytes in the file's byte order.
 

@@ -86,6 +86,11 @@ class Tensor:
         return "big" if self._source.big_endian else "little"
 
     @property
+    def path(self) -> str:
+        """The file it lies in, as it was opened."""
+        return self._source.label
+
+    @property
     def label(self) -> str:
         """The file and the tensor, for messages."""
         return f"{self._source.label}: tensor {self.name!r}"

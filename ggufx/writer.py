@@ -16,9 +16,11 @@ from typing import Any, Literal
 import numpy as np
 
 from .errors import GGUFError
-from .fieldbytes import Encoded, Layout, value_type
+from .fieldbytes import Encoded, Layout, stored, value_type
 from .formats import QType, nbytes
+from .metadata import Metadata
 from .stream import Entry, PlannedFile, Progress, Source, Stream, header_bytes, padded, shard_name
+from .tensor import Tensor
 from .valuetypes import ValueType
 
 __all__ = ["Writer", "write"]
@@ -164,13 +166,12 @@ class Writer:
 
     def update(self, metadata: Mapping[str, Any]) -> None:
         """Set many keys; those of an opened file keep their declared types and exact bytes."""
-        encoded_of = getattr(metadata, "encoded", None)
-        if encoded_of is None:
+        if not isinstance(metadata, Metadata):
             for key, value in metadata.items():
                 self.set(key, value)
             return
         for key in metadata:
-            source, encoded = encoded_of(key)
+            source, encoded = stored(metadata, key)
             self.set_encoded(key, self.layout.recode(source, encoded, f"metadata key {key!r}"))
 
     @property
@@ -213,7 +214,7 @@ class Writer:
         """
         self._check_name(name)
         kind = None if qtype is None else _qtype(qtype)
-        if hasattr(data, "qtype") and hasattr(data, "data") and not isinstance(data, np.ndarray):
+        if isinstance(data, Tensor):
             entry = self._from_tensor(name, data, shape, kind)
         elif callable(data):
             entry = self._planned(name, data, shape, kind)
@@ -232,7 +233,7 @@ class Writer:
         return Entry(name, dims, kind, _size(name, dims, kind), source, kind if self.byteorder == "big" else None)
 
     def _from_array(self, name: str, data: Any, shape: Sequence[int] | None, kind: QType | None) -> Entry:
-        array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+        array = np.asarray(data) if isinstance(data, (np.ndarray, np.generic)) else np.frombuffer(data, np.uint8)
         own = _own_type(array.dtype)
         if array.dtype == np.uint8 and kind is not QType.I8:
             return self._from_packed(name, array, shape, kind, is_array=isinstance(data, np.ndarray))
@@ -275,21 +276,21 @@ class Writer:
         swap = kind if self.byteorder == "big" else None
         return Entry(name, dims, kind, size, lambda: np.ascontiguousarray(array), swap)
 
-    def _from_tensor(self, name: str, tensor: Any, shape: Sequence[int] | None, kind: QType | None) -> Entry:
-        if shape is not None and tuple(shape) != tuple(tensor.shape):
-            raise ValueError(f"tensor {name!r}: shape is {tuple(shape)}, but the tensor has shape {tensor.shape}")
-        own, dims = tensor.qtype, tuple(tensor.shape)
-        origin = getattr(tensor, "path", None)
-        if isinstance(origin, (str, os.PathLike)):
-            self._inputs.append(os.fspath(origin))
+    def _from_tensor(self, name: str, tensor: Tensor, shape: Sequence[int] | None, kind: QType | None) -> Entry:
+        dims, own = tensor.shape, tensor.qtype
+        if shape is not None and tuple(shape) != dims:
+            raise ValueError(f"tensor {name!r}: shape is {tuple(shape)}, but the tensor has shape {dims}")
+        self._inputs.append(tensor.path)
         if kind is not None and kind != own:
             size = _size(name, dims, kind)
             swap = kind if self.byteorder == "big" else None
             return Entry(name, dims, kind, size, lambda: _quantized(name, tensor.dequantize(np.float32), kind), swap)
-        differs = getattr(tensor, "byte_order", "little") != self.byteorder
-        if differs and not isinstance(own, QType):
-            raise GGUFError(f"tensor {name!r}: type id {own} isn't known, so its bytes can't be swapped")
-        return Entry(name, dims, own, tensor.nbytes, lambda: tensor.raw(), own if differs else None)
+        swap = None
+        if tensor.byte_order != self.byteorder:
+            if not isinstance(own, QType):
+                raise GGUFError(f"{tensor.label} has type id {own}, which isn't known, so its bytes can't be swapped")
+            swap = own
+        return Entry(name, dims, own, tensor.nbytes, tensor.packed, swap)
 
     # --- the plan ----------------------------------------------------------------------------------------------------
 

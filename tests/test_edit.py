@@ -1,0 +1,258 @@
+"""Editing, splitting, merging, byte order: what isn't asked for stays byte for byte."""
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ggufx
+from ggufx import GGUFError, QType
+from ggufx.edit import edit, undo_unfinished
+from ggufx.splitting import convert_endian, merge, shard_paths, split
+from ggufx.writer import Writer, write
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "in.gguf"
+    rng = np.random.default_rng(3)
+    with Writer(path) as w:
+        w.set("general.architecture", "llama")
+        w.set("general.name", "a name of some length")
+        w.set("llama.block_count", 2)
+        w.set("llama.rope.freq_base", 1e4)
+        w.set("tokens", ["a", b"\xff\xfe", "c"])
+        w.set("none", [], "string")
+        w.set("nested", [[1, 2], [3]], "uint8")
+        w.set("flag", True)
+        for n in range(5):
+            w.add(f"t{n}", rng.standard_normal((3, 64), dtype=np.float32))
+        w.add("q", rng.integers(0, 256, (2, 144), np.uint8), shape=(2, 256), qtype=QType.Q4_K)
+    return path
+
+
+def copy_of(path: Path, out: Path, **options: object) -> Path:
+    with ggufx.open(path) as f:
+        write(out, f.metadata, f.tensors, **options)
+    return out
+
+
+@pytest.mark.parametrize("options", [{}, {"alignment": 64}, {"byteorder": "big"}, {"version": 1}, {"version": 2}])
+def test_read_and_write_unchanged_gives_the_same_bytes(model: Path, tmp_path: Path, options: dict) -> None:
+    made = copy_of(model, tmp_path / "made.gguf", **options)
+    options.pop("alignment", None)
+    again = copy_of(made, tmp_path / "again.gguf", **options)
+    assert again.read_bytes() == made.read_bytes()
+    if not options:
+        return
+    back = copy_of(made, tmp_path / "back.gguf")
+    assert back.read_bytes() == model.read_bytes()
+
+
+def test_the_shipped_sample_is_reproduced(tmp_path: Path) -> None:
+    sample = Path(ggufx.__file__).with_name("sample.gguf")
+    assert copy_of(sample, tmp_path / "copy.gguf").read_bytes() == sample.read_bytes()
+
+
+def rest(path: Path) -> bytes:
+    with ggufx.open(path) as f:
+        return path.read_bytes()[f.data_offset :]
+
+
+def test_a_value_of_the_same_size_is_set_in_place(model: Path) -> None:
+    inode, data = model.stat().st_ino, rest(model)
+    result = edit(model, set={"llama.block_count": 7, "flag": False})
+    assert result.in_place
+    assert model.stat().st_ino == inode
+    assert result.nbytes < 300
+    with ggufx.open(model) as f:
+        assert (f.metadata["llama.block_count"], f.metadata["flag"]) == (7, False)
+        assert str(f.metadata.types["llama.block_count"]) == "UINT32"
+    assert rest(model) == data
+    assert sorted(p.name for p in model.parent.iterdir()) == ["in.gguf"]
+
+
+def test_a_longer_value_takes_a_copy(model: Path) -> None:
+    data, size = rest(model), model.stat().st_size
+    result = edit(model, set={"general.name": "n" * 1000}, rename={"flag": "other.flag"}, delete=["nested"])
+    assert not result.in_place
+    with ggufx.open(model) as f:
+        assert list(f.metadata) == [
+            "general.architecture", "general.name", "llama.block_count", "llama.rope.freq_base", "tokens", "none",
+            "other.flag",
+        ]  # fmt: skip
+        assert f.metadata["general.name"] == "n" * 1000
+        assert f.metadata["tokens"].bytes[1] == b"\xff\xfe"
+        assert str(f.metadata.types["none"]) == "STRING[0]"
+    assert rest(model) == data
+    assert model.stat().st_size > size
+
+
+def test_an_output_leaves_the_file_alone(model: Path, tmp_path: Path) -> None:
+    before = model.read_bytes()
+    edit(model, set={"llama.block_count": 9}, output=tmp_path / "out.gguf")
+    assert model.read_bytes() == before
+    with ggufx.open(tmp_path / "out.gguf") as f:
+        assert f.metadata["llama.block_count"] == 9
+    with pytest.raises(ValueError, match="output is the input"):
+        edit(model, set={"flag": False}, output=model)
+
+
+def test_types_stay_or_are_given(model: Path) -> None:
+    with pytest.raises(ValueError, match="doesn't fit uint32"):
+        edit(model, set={"llama.block_count": -1})
+    with pytest.raises(TypeError, match="uint32 was declared"):
+        edit(model, set={"llama.block_count": "many"})
+    edit(model, set={"llama.block_count": -1, "tokens": ["x"], "new": 3}, types={"llama.block_count": "int64"})
+    with ggufx.open(model) as f:
+        kinds = {key: str(kind) for key, kind in f.metadata.types.items()}
+    assert (kinds["llama.block_count"], kinds["tokens"], kinds["new"]) == ("INT64", "STRING[1]", "UINT32")
+
+
+def test_wrong_edits_change_nothing(model: Path) -> None:
+    before = model.read_bytes()
+    for options, error in (
+        ({"delete": ["missing"]}, KeyError),
+        ({"rename": {"missing": "x"}}, KeyError),
+        ({"rename": {"flag": "none"}}, ValueError),
+        ({"rename": {"flag": ""}}, ValueError),
+        ({"set": {"": 1}}, ValueError),
+        ({"set": {"general.alignment": 64}}, GGUFError),
+    ):
+        with pytest.raises(error):
+            edit(model, **options)
+    assert model.read_bytes() == before
+
+
+def test_nothing_to_change(model: Path) -> None:
+    before = model.read_bytes()
+    assert edit(model, set={"flag": True}) == (str(model), True, 0)
+    assert model.read_bytes() == before
+
+
+def test_odd_layouts_survive_a_copy(tmp_path: Path) -> None:
+    """Tensors out of order, gaps and trailing bytes are carried over as they are."""
+    path = tmp_path / "odd.gguf"
+    text = lambda s: struct.pack("<Q", len(s)) + s  # noqa: E731
+    header = b"GGUF" + struct.pack("<IQQ", 3, 2, 1) + text(b"k") + struct.pack("<I", 8) + text(b"v")
+    for name, offset in ((b"late", 96), (b"early", 32)):
+        header += text(name) + struct.pack("<IQIQ", 1, 4, 0, offset)
+    header += bytes(-len(header) % 32)
+    path.write_bytes(header + bytes(range(200)) + b"trailing")
+    edit(path, set={"k": "a much longer value than before"})
+    assert rest(path) == bytes(range(200)) + b"trailing"
+    with ggufx.open(path) as f:
+        assert bytes(f["early"].packed()) == bytes(range(32, 48))
+
+
+CHILD = """
+import os, signal, sys
+from ggufx import edit
+stage = sys.argv[2]
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+if stage == "unlink":
+    os.unlink = die
+elif stage == "write":
+    real = open
+    def half(name, mode="r"):
+        f = real(name, mode)
+        if mode == "r+b":
+            write = f.write
+            class Half:
+                def __enter__(self): return self
+                def __exit__(self, *a): pass
+                def seek(self, at): f.seek(at)
+                def write(self, data): write(data[: len(data) // 2]); f.flush(); die()
+            return Half()
+        return f
+    edit.open = half
+else:
+    setattr(edit.OutputFile, stage, die)
+edit.edit(sys.argv[1], set={"general.name": "a new name as long .."})
+"""
+
+
+@pytest.mark.parametrize("stage", ["write", "finish", "publish", "unlink"])
+def test_killed_while_editing_in_place(model: Path, stage: str) -> None:
+    before = model.read_bytes()
+    child = subprocess.run([sys.executable, "-c", CHILD, str(model), stage], cwd="/", timeout=60)
+    assert child.returncode == -signal.SIGKILL
+    undo_unfinished(model)
+    assert model.read_bytes() == before
+    assert edit(model, set={"general.name": "a new name as long .."}).in_place
+    with ggufx.open(model) as f:
+        assert f.metadata["general.name"] == "a new name as long .."
+    assert [p.name for p in model.parent.iterdir() if not p.name.endswith(".partial")] == ["in.gguf"]
+
+
+def test_a_damaged_undo_file_is_not_applied(model: Path) -> None:
+    before = model.read_bytes()
+    model.with_name(".in.gguf.undo").write_bytes(b"ggufxund" + struct.pack("<QQ", 0, 100) + b"short")
+    with pytest.raises(GGUFError, match="damaged"):
+        edit(model, set={"flag": False})
+    assert model.read_bytes() == before
+
+
+@pytest.mark.parametrize("options", [{"max_tensors": 2}, {"max_bytes": 1600}, {"max_tensors": 2, "first_empty": True}])
+def test_split_and_merge_give_the_same_bytes(model: Path, tmp_path: Path, options: dict) -> None:
+    shards = split(model, tmp_path / "part", **options)
+    assert len(shards) == (4 if "first_empty" in options else 3)
+    assert shard_paths(shards[-1]) == shards
+    merge(shards[1], tmp_path / "whole.gguf")
+    assert (tmp_path / "whole.gguf").read_bytes() == model.read_bytes()
+
+
+def test_shards_are_checked(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="max_bytes or max_tensors"):
+        split(model, tmp_path / "part")
+    with pytest.raises(GGUFError, match="isn't the name of a shard"):
+        merge(model, tmp_path / "w.gguf")
+    a, b, c = split(model, tmp_path / "part", max_tensors=2)
+    with pytest.raises(GGUFError, match="one of 3 shards"):
+        split(a, tmp_path / "again", max_tensors=1)
+    saved = Path(c).read_bytes()
+    os.unlink(c)
+    with pytest.raises(GGUFError, match=r"1 of 3 shards are missing.*part-00003-of-00003"):
+        merge(a, tmp_path / "w.gguf")
+    Path(c).write_bytes(Path(b).read_bytes())
+    with pytest.raises(GGUFError, match="its keys say shard 1 of 3, its name says 2"):
+        merge(a, tmp_path / "w.gguf")
+    Path(c).write_bytes(saved)
+    edit(a, set={"split.tensors.count": 9})
+    with pytest.raises(GGUFError, match=r"split\.tensors\.count is 9"):
+        merge(a, tmp_path / "w.gguf")
+    edit(a, set={"split.tensors.count": 6})
+    with pytest.raises(ValueError, match="output is the input"):
+        merge(a, b)
+
+
+def test_endian_there_and_back(model: Path, tmp_path: Path) -> None:
+    sample = Path(ggufx.__file__).with_name("sample.gguf")
+    for source in (model, sample):
+        big, back = tmp_path / "big.gguf", tmp_path / "back.gguf"
+        convert_endian(source, big, "big")
+        with ggufx.open(source) as f, ggufx.open(big) as g:
+            assert g.byte_order == "big"
+            for name, t in f.tensors.items():
+                if t.qtype in (QType.I8, QType.I16, QType.I32, QType.I64):
+                    np.testing.assert_array_equal(t.data, g[name].data)
+                else:
+                    np.testing.assert_array_equal(t.dequantize(), g[name].dequantize())
+        convert_endian(big, back, "little")
+        assert back.read_bytes() == source.read_bytes()
+
+
+def test_an_unknown_type_cannot_be_swapped(tmp_path: Path) -> None:
+    path = tmp_path / "new.gguf"
+    name = b"t"
+    header = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", 1) + name + struct.pack("<IQIQ", 1, 4, 99, 0)
+    path.write_bytes(header + bytes(-len(header) % 32) + bytes(32))
+    with pytest.raises(GGUFError, match="type id 99"):
+        convert_endian(path, tmp_path / "big.gguf", "big")
+    assert copy_of(path, tmp_path / "same.gguf").read_bytes() == path.read_bytes()
