@@ -28,6 +28,20 @@ int ggufx_decodes(int type);
  * stream: write past the cache, for outputs that don't fit in it. */
 void ggufx_decode(int path, int type, int dtype, const void *src, void *dst, size_t n, int stream);
 
+/* ---- quantizing: encode.c ---- */
+
+/* Whether the C encoders make this ggml type id. */
+int ggufx_encodes(int type);
+
+/* Whether none of n floats is NaN or infinite. */
+int ggufx_all_finite(int path, const float *x, size_t n);
+
+/* Quantizes rows of finite floats. qw: the importance of each column, or NULL; types that need one must have it.
+ * lattice: place, count, neighbours and words of ggufx/reference/lattice.py for the IQ1, IQ2 and IQ3 types. Returns the
+ * number of blocks whose half-precision scale overflowed. The caller has checked path, type, width and sizes. */
+size_t ggufx_encode(int path, int type, const float *x, const float *qw, const void *const *lattice, size_t rows,
+                    size_t width, uint8_t *out);
+
 /* ---- reading headers: walk.c ---- */
 
 /* A stretch [pos, stop) of a GGUF header. width: bytes of a count or length, 4 in version 1 and 8 after it. */

@@ -3,6 +3,7 @@
 from ._dispatch import available as paths
 from ._version import __version__
 from .decode import dequantize
+from .encode import quantize
 from .errors import GGUFError, GGUFWarning
 from .formats import QType, nbytes
 from .loading import load
@@ -21,4 +22,5 @@ __all__ = [
     "nbytes",
     "open",
     "paths",
+    "quantize",
 ]

@@ -36,3 +36,13 @@ def walk_arrays(
 def walk_tensors(
     buf: Buffer, pos: int, stop: int, count: int, width: int, big: bool, longest: int, rows: npt.NDArray[np.uint64]
 ) -> tuple[int, int, int]: ...
+def encodes(type: int) -> bool: ...
+def all_finite(path: int, x: Buffer) -> bool: ...
+def encode(
+    path: int,
+    type: int,
+    x: npt.NDArray[np.float32],
+    qw: npt.NDArray[np.float32] | None,
+    lattice: tuple[npt.NDArray[np.generic], ...] | None,
+    out: npt.NDArray[np.uint8],
+) -> int: ...

@@ -139,3 +139,59 @@ def walk_tensors(object buf, uint64_t pos, uint64_t stop, uint64_t count, int wi
     finally:
         PyBuffer_Release(&view)
     return s.pos, done, status
+
+
+cdef extern from "ggufx.h" nogil:
+    int ggufx_encodes(int type)
+    int ggufx_all_finite(int path, const float *x, size_t n)
+    size_t ggufx_encode(int path, int type, const float *x, const float *qw, const void *const *lattice, size_t rows,
+                        size_t width, uint8_t *out)
+
+
+def encodes(int type):
+    """Whether the encoders make a ggml type id."""
+    return bool(ggufx_encodes(type))
+
+
+def all_finite(int path, x):
+    """Whether none of the float32 values of a buffer is NaN or infinite."""
+    cdef Py_buffer values
+    cdef int finite
+    PyObject_GetBuffer(x, &values, PyBUF_SIMPLE)
+    with nogil:
+        finite = ggufx_all_finite(path, <const float *>values.buf, values.len // 4)
+    PyBuffer_Release(&values)
+    return bool(finite)
+
+
+def encode(int path, int type, x, qw, lattice, out):
+    """Quantize float32 rows into out (rows, bytes per row); returns how many scales overflowed. The caller has checked
+    everything."""
+    cdef Py_buffer views[7]
+    cdef int held = 0, i
+    cdef const float *weights = NULL
+    cdef const void *tables[4]
+    cdef size_t rows = x.shape[0], width = x.shape[1], overflowed
+    for i in range(4):
+        tables[i] = NULL
+    try:
+        PyObject_GetBuffer(x, &views[0], PyBUF_SIMPLE)
+        held = 1
+        PyObject_GetBuffer(out, &views[1], PyBUF_SIMPLE | PyBUF_WRITABLE)
+        held = 2
+        if qw is not None:
+            PyObject_GetBuffer(qw, &views[2], PyBUF_SIMPLE)
+            held = 3
+            weights = <const float *>views[2].buf
+        if lattice is not None:
+            for i in range(4):
+                PyObject_GetBuffer(lattice[i], &views[held], PyBUF_SIMPLE)
+                tables[i] = views[held].buf
+                held += 1
+        with nogil:
+            overflowed = ggufx_encode(path, type, <const float *>views[0].buf, weights, tables, rows, width,
+                                      <uint8_t *>views[1].buf)
+    finally:
+        for i in range(held):
+            PyBuffer_Release(&views[i])
+    return overflowed

@@ -1,0 +1,78 @@
+/* Who loops when quantizing: hands a path's encoders as many blocks as they have lanes, and counts what overflowed. */
+#include "encode.h"
+
+#include <string.h>
+
+#include "cpu.h"
+#include "path.h"
+
+static const struct encoder_unit {
+    int values, bytes, half[2];
+} units[GGUFX_ENCODER_IDS] = {
+#define GGUFX_ENCODER(name, id, values, bytes, half1, half2) [id] = {values, bytes, {half1, half2}},
+#include "encoders.def"
+#undef GGUFX_ENCODER
+};
+
+static const ggufx_encoders *encoders_of(int path_index) {
+    const ggufx_path *path = ggufx_path_at(path_index);
+#if GGUFX_X86
+    if (path == &ggufx_path_avx512) return &ggufx_encoders_avx512;
+    if (path == &ggufx_path_avx2) return &ggufx_encoders_avx2;
+#endif
+#if GGUFX_NEON
+    if (path == &ggufx_path_neon) return &ggufx_encoders_neon;
+#endif
+    return &ggufx_encoders_scalar;
+}
+
+int ggufx_encodes(int type) { return type >= 0 && type < GGUFX_ENCODER_IDS && ggufx_encoders_scalar.encode[type] != NULL; }
+
+int ggufx_all_finite(int path_index, const float *x, size_t n) { return encoders_of(path_index)->all_finite(x, n); }
+
+static int overflows(const uint8_t *block, int at) {
+    if (at == -2) return (block[55] & 0x70) == 0x70 && (block[53] & 0xC0) == 0xC0;
+    return at >= 0 && (block[at + 1] & 0x7C) == 0x7C;
+}
+
+size_t ggufx_encode(int path_index, int type, const float *x, const float *qw, const void *const *lattice, size_t rows,
+                    size_t width, uint8_t *out) {
+    const ggufx_encoders *e = encoders_of(path_index);
+    const struct encoder_unit u = units[type];
+    const size_t lanes = (size_t)e->lanes, per_row = width / (size_t)u.values, blocks = rows * per_row;
+    const int by_row = qw && u.values == 32;
+    const ggufx_lattice table = {lattice[0], lattice[1], lattice[2], lattice[3]};
+    const float *xs[GGUFX_MAX_LANES], *qws[GGUFX_MAX_LANES] = {NULL};
+    float means[GGUFX_MAX_LANES] = {0}, of_rows[GGUFX_MAX_LANES];
+    uint8_t *block[GGUFX_MAX_LANES], spare[GGUFX_MAX_LANES][300];
+    size_t overflowed = 0, row = 0, column = 0, means_from = 0, means_to = 0;
+    const uint64_t control = ggufx_fp_default();
+
+    for (size_t b = 0; b < blocks; b += lanes) {
+        const size_t live = blocks - b < lanes ? blocks - b : lanes;
+        for (size_t k = 0; k < live; k++) {
+            xs[k] = x;
+            block[k] = out;
+            if (qw) qws[k] = qw + column * (size_t)u.values;
+            if (by_row) {
+                if (row == means_to) {
+                    const float *starts[GGUFX_MAX_LANES];
+                    for (size_t i = 0; i < lanes; i++) starts[i] = x + (row + i < rows ? i : 0) * width;
+                    e->row_means(starts, width, of_rows);
+                    means_from = row;
+                    means_to = row + lanes;
+                }
+                means[k] = of_rows[row - means_from];
+            }
+            x += u.values;
+            out += u.bytes;
+            if (++column == per_row) column = 0, row++;
+        }
+        /* Lanes beyond the end repeat the first block, and their results are dropped. */
+        for (size_t k = live; k < lanes; k++) xs[k] = xs[0], qws[k] = qws[0], means[k] = means[0], block[k] = spare[k];
+        e->encode[type](xs, qw ? qws : NULL, means, &table, block);
+        for (size_t k = 0; k < live; k++) overflowed += overflows(block[k], u.half[0]) || overflows(block[k], u.half[1]);
+    }
+    ggufx_fp_restore(control);
+    return overflowed;
+}

@@ -1,0 +1,138 @@
+/* The encoders' words in AVX2 and F16C: eight blocks side by side, one to a lane. wide_scalar.h says what each word
+ * means. */
+#ifndef GGUFX_LANES_WIDE_AVX2_H
+#define GGUFX_LANES_WIDE_AVX2_H
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { LANES = 8 };
+typedef __m256 floats;
+typedef __m256i ints;
+typedef __m256 mask; /* all bits of a lane, or none */
+
+static inline floats every(float v) { return _mm256_set1_ps(v); }
+static inline floats load_floats(const float *p) { return _mm256_loadu_ps(p); }
+static inline void store_floats(float *p, floats v) { _mm256_storeu_ps(p, v); }
+static inline floats add(floats a, floats b) { return _mm256_add_ps(a, b); }
+static inline floats subtract(floats a, floats b) { return _mm256_sub_ps(a, b); }
+static inline floats multiply(floats a, floats b) { return _mm256_mul_ps(a, b); }
+static inline floats divide(floats a, floats b) { return _mm256_div_ps(a, b); }
+static inline floats root(floats a) { return _mm256_sqrt_ps(a); }
+static inline floats larger(floats a, floats b) { return _mm256_max_ps(a, b); }
+static inline floats smaller(floats a, floats b) { return _mm256_min_ps(a, b); }
+static inline floats magnitude(floats a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+static inline floats negate(floats a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
+
+static inline mask less(floats a, floats b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+static inline mask at_least(floats a, floats b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }
+static inline mask same(floats a, floats b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
+static inline mask differs(floats a, floats b) { return _mm256_cmp_ps(a, b, _CMP_NEQ_UQ); }
+static inline mask both(mask a, mask b) { return _mm256_and_ps(a, b); }
+static inline mask either(mask a, mask b) { return _mm256_or_ps(a, b); }
+static inline mask every_mask(int yes) { return _mm256_castsi256_ps(_mm256_set1_epi32(yes ? -1 : 0)); }
+static inline mask not_(mask a) { return _mm256_xor_ps(a, every_mask(1)); }
+static inline unsigned mask_bits(mask m) { return (unsigned)_mm256_movemask_ps(m); }
+static inline int any(mask m) { return mask_bits(m) != 0; }
+static inline floats choose(mask m, floats a, floats b) { return _mm256_blendv_ps(b, a, m); }
+
+static inline ints as_ints(floats v) { return _mm256_castps_si256(v); }
+static inline floats as_floats(ints v) { return _mm256_castsi256_ps(v); }
+static inline ints choose_int(mask m, ints a, ints b) { return as_ints(choose(m, as_floats(a), as_floats(b))); }
+
+static inline ints every_int(int v) { return _mm256_set1_epi32(v); }
+static inline ints lane_number(void) { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
+static inline void store_ints(void *p, ints v) { _mm256_storeu_si256((__m256i *)p, v); }
+static inline ints load_ints(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+static inline ints load_u16(const uint16_t *p) { return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)); }
+static inline ints int_add(ints a, ints b) { return _mm256_add_epi32(a, b); }
+static inline ints int_subtract(ints a, ints b) { return _mm256_sub_epi32(a, b); }
+static inline ints int_multiply(ints a, ints b) { return _mm256_mullo_epi32(a, b); }
+static inline ints int_and(ints a, ints b) { return _mm256_and_si256(a, b); }
+static inline ints int_or(ints a, ints b) { return _mm256_or_si256(a, b); }
+static inline ints int_xor(ints a, ints b) { return _mm256_xor_si256(a, b); }
+static inline ints int_smaller(ints a, ints b) { return _mm256_min_epi32(a, b); }
+static inline ints int_larger(ints a, ints b) { return _mm256_max_epi32(a, b); }
+static inline mask int_less(ints a, ints b) { return as_floats(_mm256_cmpgt_epi32(b, a)); }
+static inline mask int_same(ints a, ints b) { return as_floats(_mm256_cmpeq_epi32(a, b)); }
+#define shift_left(v, n) _mm256_slli_epi32(v, n)
+#define shift_right(v, n) _mm256_srli_epi32(v, n)
+static inline ints shift_each(ints v, ints n) { return _mm256_sllv_epi32(v, n); }
+
+static inline ints to_int(floats v) { return _mm256_cvttps_epi32(v); }
+static inline floats to_float(ints v) { return _mm256_cvtepi32_ps(v); }
+static inline floats nearest(floats v) {
+    const ints sum = as_ints(add(v, every(12582912.0f)));
+    const ints bits = int_or(int_and(sum, every_int(0x7FFFFF)), every_int(0x4B000000));
+    return subtract(as_floats(bits), every(12582912.0f));
+}
+static inline ints half_of(floats v) { return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
+static inline floats half_value(ints h) {
+    const __m128i low = _mm256_castsi256_si128(h), high = _mm256_extracti128_si256(h, 1);
+    return _mm256_cvtph_ps(_mm_packus_epi32(low, high));
+}
+
+static inline ints gather(const int32_t *table, ints at) { return _mm256_i32gather_epi32(table, at, 4); }
+static inline floats table16(const float *table, ints at) {
+    const floats low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), at);
+    const floats high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), at);
+    return _mm256_blendv_ps(low, high, as_floats(shift_left(at, 28))); /* bit 3 moved to the sign */
+}
+typedef floats row;
+static inline row row4(const float *p) { return _mm256_broadcast_ps((const __m128 *)p); }
+static inline floats from_row4(row r, ints at) { return _mm256_permutevar_ps(r, at); }
+static inline row row8(const float *p) { return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + 4), 1); }
+static inline floats from_row8(row r, ints at) { return _mm256_permutevar8x32_ps(r, at); }
+static inline int first_least(floats v, ints at) {
+    floats m = _mm256_min_ps(v, _mm256_permute2f128_ps(v, v, 1));
+    m = _mm256_min_ps(m, _mm256_permute_ps(m, 0x4E));
+    m = _mm256_min_ps(m, _mm256_permute_ps(m, 0xB1));
+    const ints kept = choose_int(same(v, m), at, every_int(INT32_MAX));
+    __m128i k = _mm_min_epi32(_mm256_castsi256_si128(kept), _mm256_extracti128_si256(kept, 1));
+    k = _mm_min_epi32(k, _mm_shuffle_epi32(k, 0x4E));
+    k = _mm_min_epi32(k, _mm_shuffle_epi32(k, 0xB1));
+    return _mm_cvtsi128_si32(k);
+}
+
+/* Four vectors turned: each half of the results holds a, b, c, d of one lane (lanes 0 and 4 in the first). */
+static inline void turn4(floats *a, floats *b, floats *c, floats *d) {
+    const floats ab0 = _mm256_unpacklo_ps(*a, *b), ab1 = _mm256_unpackhi_ps(*a, *b);
+    const floats cd0 = _mm256_unpacklo_ps(*c, *d), cd1 = _mm256_unpackhi_ps(*c, *d);
+    *a = _mm256_shuffle_ps(ab0, cd0, 0x44);
+    *b = _mm256_shuffle_ps(ab0, cd0, 0xEE);
+    *c = _mm256_shuffle_ps(ab1, cd1, 0x44);
+    *d = _mm256_shuffle_ps(ab1, cd1, 0xEE);
+}
+
+static inline void store_rows4(float *p, size_t stride, floats a, floats b, floats c, floats d) {
+    turn4(&a, &b, &c, &d);
+    const floats turned[4] = {a, b, c, d};
+    for (size_t i = 0; i < 4; i++) {
+        _mm_storeu_ps(p + i * stride, _mm256_castps256_ps128(turned[i]));
+        _mm_storeu_ps(p + (4 + i) * stride, _mm256_extractf128_ps(turned[i], 1));
+    }
+}
+
+static inline void load_columns(floats *x, const float *const *from, int n) {
+    for (int i = 0; i < n; i += 4) {
+        floats r[4];
+        for (int j = 0; j < 4; j++)
+            r[j] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(from[j] + i)), _mm_loadu_ps(from[4 + j] + i), 1);
+        turn4(&r[0], &r[1], &r[2], &r[3]);
+        for (int j = 0; j < 4; j++) x[i + j] = r[j];
+    }
+}
+
+static inline int all_finite(const float *x, size_t n) {
+    const ints exponent = every_int(0x7F800000);
+    ints bad = every_int(0);
+    for (; n >= 8; n -= 8, x += 8)
+        bad = int_or(bad, _mm256_cmpeq_epi32(int_and(_mm256_loadu_si256((const __m256i *)x), exponent), exponent));
+    float rest[8] = {0};
+    memcpy(rest, x, n * sizeof *x);
+    bad = int_or(bad, _mm256_cmpeq_epi32(int_and(_mm256_loadu_si256((const __m256i *)rest), exponent), exponent));
+    return _mm256_testz_si256(bad, bad);
+}
+
+#endif

@@ -1,0 +1,139 @@
+/* The encoders' words in AVX-512 (F, BW, DQ, VL): sixteen blocks side by side, one to a lane. wide_scalar.h says what
+ * each word means. */
+#ifndef GGUFX_LANES_WIDE_AVX512_H
+#define GGUFX_LANES_WIDE_AVX512_H
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { LANES = 16 };
+typedef __m512 floats;
+typedef __m512i ints;
+typedef __mmask16 mask;
+
+static inline floats every(float v) { return _mm512_set1_ps(v); }
+static inline floats load_floats(const float *p) { return _mm512_loadu_ps(p); }
+static inline void store_floats(float *p, floats v) { _mm512_storeu_ps(p, v); }
+static inline floats add(floats a, floats b) { return _mm512_add_ps(a, b); }
+static inline floats subtract(floats a, floats b) { return _mm512_sub_ps(a, b); }
+static inline floats multiply(floats a, floats b) { return _mm512_mul_ps(a, b); }
+static inline floats divide(floats a, floats b) { return _mm512_div_ps(a, b); }
+static inline floats root(floats a) { return _mm512_sqrt_ps(a); }
+static inline floats larger(floats a, floats b) { return _mm512_max_ps(a, b); }
+static inline floats smaller(floats a, floats b) { return _mm512_min_ps(a, b); }
+static inline floats magnitude(floats a) { return _mm512_abs_ps(a); }
+static inline floats negate(floats a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
+
+static inline mask less(floats a, floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+static inline mask at_least(floats a, floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+static inline mask same(floats a, floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+static inline mask differs(floats a, floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_NEQ_UQ); }
+static inline mask both(mask a, mask b) { return (mask)(a & b); }
+static inline mask either(mask a, mask b) { return (mask)(a | b); }
+static inline mask not_(mask a) { return (mask)~a; }
+static inline mask every_mask(int yes) { return (mask)(yes ? 0xFFFF : 0); }
+static inline int any(mask m) { return m != 0; }
+static inline unsigned mask_bits(mask m) { return m; }
+static inline floats choose(mask m, floats a, floats b) { return _mm512_mask_mov_ps(b, m, a); }
+static inline ints choose_int(mask m, ints a, ints b) { return _mm512_mask_mov_epi32(b, m, a); }
+
+static inline ints every_int(int v) { return _mm512_set1_epi32(v); }
+static inline ints lane_number(void) { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
+static inline void store_ints(void *p, ints v) { _mm512_storeu_si512(p, v); }
+static inline ints load_ints(const void *p) { return _mm512_loadu_si512(p); }
+static inline ints load_u16(const uint16_t *p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
+static inline ints int_add(ints a, ints b) { return _mm512_add_epi32(a, b); }
+static inline ints int_subtract(ints a, ints b) { return _mm512_sub_epi32(a, b); }
+static inline ints int_multiply(ints a, ints b) { return _mm512_mullo_epi32(a, b); }
+static inline ints int_and(ints a, ints b) { return _mm512_and_si512(a, b); }
+static inline ints int_or(ints a, ints b) { return _mm512_or_si512(a, b); }
+static inline ints int_xor(ints a, ints b) { return _mm512_xor_si512(a, b); }
+static inline ints int_smaller(ints a, ints b) { return _mm512_min_epi32(a, b); }
+static inline ints int_larger(ints a, ints b) { return _mm512_max_epi32(a, b); }
+static inline mask int_less(ints a, ints b) { return _mm512_cmplt_epi32_mask(a, b); }
+static inline mask int_same(ints a, ints b) { return _mm512_cmpeq_epi32_mask(a, b); }
+#define shift_left(v, n) _mm512_slli_epi32(v, n)
+#define shift_right(v, n) _mm512_srli_epi32(v, n)
+static inline ints shift_each(ints v, ints n) { return _mm512_sllv_epi32(v, n); }
+
+static inline ints to_int(floats v) { return _mm512_cvttps_epi32(v); }
+static inline floats to_float(ints v) { return _mm512_cvtepi32_ps(v); }
+static inline ints as_ints(floats v) { return _mm512_castps_si512(v); }
+static inline floats as_floats(ints v) { return _mm512_castsi512_ps(v); }
+static inline floats nearest(floats v) {
+    const __m512i sum = as_ints(add(v, every(12582912.0f)));
+    /* (sum & 0x7FFFFF) | 0x4B000000 */
+    const __m512i bits = _mm512_ternarylogic_epi32(sum, every_int(0x7FFFFF), every_int(0x4B000000), 0xEA);
+    return subtract(as_floats(bits), every(12582912.0f));
+}
+static inline ints half_of(floats v) { return _mm512_cvtepu16_epi32(_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
+static inline floats half_value(ints h) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(h)); }
+
+static inline ints gather(const int32_t *table, ints at) { return _mm512_i32gather_epi32(at, table, 4); }
+static inline floats table16(const float *table, ints at) { return _mm512_permutexvar_ps(at, _mm512_loadu_ps(table)); }
+typedef floats row;
+static inline row row4(const float *p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
+static inline floats from_row4(row r, ints at) { return _mm512_permutevar_ps(r, at); }
+static inline row row8(const float *p) {
+    return _mm512_mask_broadcast_f32x4(_mm512_broadcast_f32x4(_mm_loadu_ps(p)), 0xF0F0, _mm_loadu_ps(p + 4));
+}
+static inline floats from_row8(row r, ints at) { return _mm512_permutexvar_ps(at, r); }
+static inline int first_least(floats v, ints at) {
+    const mask m = _mm512_cmp_ps_mask(v, _mm512_set1_ps(_mm512_reduce_min_ps(v)), _CMP_EQ_OQ);
+    return _mm512_mask_reduce_min_epi32(m, at);
+}
+
+/* Four vectors turned: each 128-bit part of the results holds a, b, c, d of one lane (lanes 0, 4, 8, 12 in the first). */
+static inline void turn4(floats *a, floats *b, floats *c, floats *d) {
+    const floats ab0 = _mm512_unpacklo_ps(*a, *b), ab1 = _mm512_unpackhi_ps(*a, *b);
+    const floats cd0 = _mm512_unpacklo_ps(*c, *d), cd1 = _mm512_unpackhi_ps(*c, *d);
+    *a = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab0), _mm512_castps_pd(cd0)));
+    *b = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab0), _mm512_castps_pd(cd0)));
+    *c = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab1), _mm512_castps_pd(cd1)));
+    *d = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab1), _mm512_castps_pd(cd1)));
+}
+
+static inline void store_rows4(float *p, size_t stride, floats a, floats b, floats c, floats d) {
+    turn4(&a, &b, &c, &d);
+#define PART(k)                                                          \
+    _mm_storeu_ps(p + (4 * (k)) * stride, _mm512_extractf32x4_ps(a, k));     \
+    _mm_storeu_ps(p + (4 * (k) + 1) * stride, _mm512_extractf32x4_ps(b, k)); \
+    _mm_storeu_ps(p + (4 * (k) + 2) * stride, _mm512_extractf32x4_ps(c, k)); \
+    _mm_storeu_ps(p + (4 * (k) + 3) * stride, _mm512_extractf32x4_ps(d, k));
+    PART(0)
+    PART(1)
+    PART(2)
+    PART(3)
+#undef PART
+}
+
+static inline void load_columns(floats *x, const float *const *from, int n) {
+    for (int i = 0; i < n; i += 16) {
+        floats r[16];
+        for (int k = 0; k < 4; k++)
+            for (int j = 0; j < 4; j++) {
+                /* Part p of row 4k+j is lane 4p+j, values 4k to 4k+3. */
+                floats v = _mm512_castps128_ps512(_mm_loadu_ps(from[j] + i + 4 * k));
+                v = _mm512_insertf32x4(v, _mm_loadu_ps(from[4 + j] + i + 4 * k), 1);
+                v = _mm512_insertf32x4(v, _mm_loadu_ps(from[8 + j] + i + 4 * k), 2);
+                r[4 * k + j] = _mm512_insertf32x4(v, _mm_loadu_ps(from[12 + j] + i + 4 * k), 3);
+            }
+        for (int k = 0; k < 4; k++) {
+            turn4(&r[4 * k], &r[4 * k + 1], &r[4 * k + 2], &r[4 * k + 3]);
+            for (int j = 0; j < 4; j++) x[i + 4 * k + j] = r[4 * k + j];
+        }
+    }
+}
+
+static inline int all_finite(const float *x, size_t n) {
+    const __m512i exponent = every_int(0x7F800000);
+    mask bad = 0;
+    for (; n >= 16; n -= 16, x += 16)
+        bad |= _mm512_cmpeq_epi32_mask(_mm512_and_si512(_mm512_loadu_si512(x), exponent), exponent);
+    const mask rest = (mask)((1u << n) - 1);
+    bad |= _mm512_cmpeq_epi32_mask(_mm512_and_si512(_mm512_maskz_loadu_epi32(rest, x), exponent), exponent);
+    return !bad;
+}
+
+#endif
