@@ -11,6 +11,7 @@ import sys
 from glob import glob
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 MSVC = sys.platform == "win32"
 # -ffp-contract=off: gcc's gnu modes fuse a*b-c into one rounding, which changes decoded bits.
@@ -20,7 +21,21 @@ if sanitize := os.environ.get("GGUFX_SANITIZE"):
     FLAGS += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g"]
     LINK += [f"-fsanitize={sanitize}"]
 
+
+
+class BuildPy(build_py):
+    """Puts the .pth file at the wheel's root, so that it is in the wheel's record and goes when it goes."""
+
+    def run(self):
+        super().run()
+        self.copy_file("ggufx_compat.pth", os.path.join(self.build_lib, "ggufx_compat.pth"))
+
+    def get_outputs(self, include_bytecode=True):
+        return [*super().get_outputs(include_bytecode), os.path.join(self.build_lib, "ggufx_compat.pth")]
+
+
 setup(
+    cmdclass={"build_py": BuildPy},
     ext_modules=[
         Extension(
             "ggufx._native",

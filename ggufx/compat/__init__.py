@@ -1,0 +1,183 @@
+"""Speed up the installed `gguf` package in place, and with it the programs that read GGUF files through it.
+
+``install()`` changes methods on the package's own classes, so that names imported before and after are both covered;
+``uninstall()`` puts everything back. What can't be covered safely stays as it was, and is logged once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import NamedTuple
+
+from _ggufx_compat import Watcher
+
+from .patching import Patches, say_once
+
+__all__ = ["Status", "install", "patched", "status", "uninstall", "vllm_plugin"]
+
+
+class Status(NamedTuple):
+    """What is patched.
+
+    Attributes
+    ----------
+    installed : bool
+        Whether ``install()`` was called, and not undone.
+    packages : dict
+        Name of each patched module -> its parts -> ``"patched"`` or why it was left alone.
+    waiting : tuple of str
+        Modules that will be patched when they are imported.
+    """
+
+    installed: bool
+    packages: dict[str, dict[str, str]]
+    waiting: tuple[str, ...]
+
+
+def _gguf(module: ModuleType, patches: Patches) -> dict[str, str]:
+    from .gguf_package import patch_package
+
+    return patch_package(module, patches)
+
+
+def _transformers_loader(module: ModuleType, patches: Patches) -> dict[str, str]:
+    from .transformers_package import patch_legacy_loader
+
+    return patch_legacy_loader(module, patches)
+
+
+def _transformers_reader(module: ModuleType, patches: Patches) -> dict[str, str]:
+    from .transformers_package import patch_reader
+
+    return patch_reader(module, patches)
+
+
+_Patch = Callable[[ModuleType, Patches], dict[str, str]]
+_WATCHED: dict[str, _Patch] = {
+    "gguf": _gguf,
+    "transformers.modeling_gguf_pytorch_utils": _transformers_loader,
+    "transformers.integrations.gguf.reader": _transformers_reader,
+}
+
+_lock = threading.RLock()
+_active = False
+_done: dict[str, tuple[Patches, dict[str, str]]] = {}
+
+
+def _apply(name: str, module: ModuleType, patch: _Patch) -> None:
+    with _lock:
+        if name in _done:
+            return
+        patches = Patches()
+        try:
+            done = patch(module, patches)
+        except Exception as error:  # a stub, or something stranger: it stays as it was
+            patches.undo()
+            done = {"all": f"left alone: {error!r}"}
+            say_once(f"{name} {done['all']}")
+        _done[name] = (patches, done)
+
+
+def _imported(name: str) -> Callable[[ModuleType], None]:
+    def patch(module: ModuleType) -> None:
+        if _active:
+            _apply(name, module, _WATCHED[name])
+
+    return patch
+
+
+_watcher = Watcher({name: _imported(name) for name in _WATCHED})
+
+
+def install(package: ModuleType | None = None) -> Status:
+    """Patch the `gguf` package, and transformers' use of it, now or when they are imported.
+
+    Parameters
+    ----------
+    package : module, optional
+        Another copy of the `gguf` package, imported under another name, to patch as well.
+
+    Returns
+    -------
+    Status
+        What was patched, and what is waited for.
+
+    Raises
+    ------
+    TypeError
+        If `package` isn't a module.
+
+    Notes
+    -----
+    Calling it again changes nothing. Child processes inherit the patches by fork; under spawn, set GGUFX_COMPAT=1 or
+    call it in the child. Nothing is imported, no thread is started.
+
+    Examples
+    --------
+    >>> import ggufx.compat
+    >>> ggufx.compat.install()  # doctest: +SKIP
+    """
+    global _active
+    if package is not None and not isinstance(package, ModuleType):
+        raise TypeError(f"package must be a module, not {type(package).__name__}")
+    with _lock:
+        _active = True
+        _watcher.start()
+        for name, patch in _WATCHED.items():
+            module = sys.modules.get(name)
+            # A module that is still being imported is left to the watcher.
+            if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+                _apply(name, module, patch)
+        if package is not None:
+            _apply(package.__name__, package, _gguf)
+        return status()
+
+
+def uninstall() -> None:
+    """Put back everything that `install` changed; objects already made keep working."""
+    global _active
+    with _lock:
+        _active = False
+        _watcher.stop()
+        while _done:
+            _done.popitem()[1][0].undo()
+
+
+@contextmanager
+def patched(package: ModuleType | None = None) -> Iterator[Status]:
+    """Patch inside a ``with`` block; what was installed before it stays installed after it.
+
+    Parameters
+    ----------
+    package : module, optional
+        As for `install`.
+    """
+    before = set(_done)
+    was_active = _active
+    try:
+        yield install(package)
+    finally:
+        if not was_active:
+            uninstall()
+        else:
+            with _lock:
+                for name in set(_done) - before - set(_WATCHED):
+                    _done.pop(name)[0].undo()
+
+
+def status() -> Status:
+    """Tell what is patched now."""
+    with _lock:
+        packages = {name: dict(done) for name, (_, done) in _done.items()}
+        return Status(_active, packages, tuple(n for n in _WATCHED if n not in packages) if _active else ())
+
+
+def vllm_plugin() -> None:
+    """Entry point of the group ``vllm.general_plugins``: installs where GGUFX_COMPAT is set."""
+    if os.environ.get("GGUFX_COMPAT", "0") not in ("", "0"):
+        install()

@@ -1,0 +1,266 @@
+"""Patching one copy of the `gguf` package: its reader, its quantization classes, its tensor names."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import ggufx
+
+from .. import decode
+from ..errors import GGUFError
+from ..formats import QType
+from . import headers
+from .patching import Patches, is_known, is_original, say_once
+
+__all__ = ["patch_package"]
+
+READER_METHODS = ("_build_fields", "_build_tensor_info", "_build_tensors")
+# What the replaced methods call, or do themselves: a subclass that overrides one of them gets gguf's own loops.
+READER_HELPERS = ("_get", "_get_str", "_get_field_parts", "_get_tensor_info_field")
+# Class variables of the name map that its constructor reads.
+NAME_TABLES = ("mappings_cfg", "block_mappings_cfg")
+# Maps of this many models are kept; each takes about a megabyte.
+KEPT_NAME_MAPS = 8
+
+
+def _submodule(package: ModuleType, name: str) -> ModuleType | None:
+    module = sys.modules.get(f"{package.__name__}.{name}") or getattr(package, name, None)
+    return module if isinstance(module, ModuleType) else None
+
+
+def patch_package(package: ModuleType, patches: Patches) -> dict[str, str]:
+    """Patch a copy of the package in place, on its classes.
+
+    Parameters
+    ----------
+    package : module
+        ``gguf`` or another copy of it.
+    patches : Patches
+        Takes what was replaced.
+
+    Returns
+    -------
+    dict
+        For each part of the package, ``"patched"`` or why it was left alone.
+    """
+    done = {}
+    for part, name, patch in (
+        ("reader", "gguf_reader", _patch_reader),
+        ("quants", "quants", _patch_quants),
+        ("tensor names", "tensor_mapping", _patch_names),
+    ):
+        module = _submodule(package, name)
+        if module is None:
+            done[part] = f"left alone: {package.__name__} has no module {name}"
+        else:
+            try:
+                done[part] = patch(module, patches)
+            except (AttributeError, TypeError, KeyError, ImportError) as error:
+                done[part] = f"left alone: {module.__name__} isn't what it should be ({error!r})"
+        if not done[part].startswith("patched"):
+            say_once(f"{package.__name__}: {part} {done[part]}")
+    return done
+
+
+def _patch_reader(module: ModuleType, patches: Patches) -> str:
+    reader = module.GGUFReader
+    if not is_known(module, "class GGUFReader", "class ReaderTensor"):
+        return "left alone: this version's GGUFReader isn't known"
+    if not is_original(module, reader, *READER_METHODS, *READER_HELPERS):
+        return "left alone: somebody else has replaced methods of GGUFReader"
+    names = headers.Names(
+        module.ReaderField,
+        module.ReaderTensor,
+        module.GGUFValueType,
+        module.GGMLQuantizationType,
+        module.GGML_QUANT_SIZES,
+        module.quant_shape_to_byte_shape,
+    )
+    originals = {name: vars(reader)[name] for name in (*READER_METHODS, *READER_HELPERS)}
+
+    def takes(self: Any) -> bool:
+        """Whether this reader is as gguf made it; otherwise gguf's own loops run, which call what was overridden."""
+        cls = type(self)
+        if cls is not reader and any(
+            getattr(cls, name, None) is not (replaced.get(name) or originals[name]) for name in originals
+        ):
+            say_once(f"{cls.__qualname__} overrides methods of {module.__name__}.GGUFReader, which read its headers")
+            return False
+        data = self.data
+        return isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 1 and data.flags.c_contiguous
+
+    def _build_fields(self: Any, offs: int, count: int) -> int:
+        if not takes(self):
+            return originals["_build_fields"](self, offs, count)  # type: ignore[no-any-return]
+        return headers.build_fields(self, offs, count, names)
+
+    def _build_tensor_info(self: Any, offs: int, count: int) -> tuple[int, list[Any]]:
+        if not takes(self):
+            return originals["_build_tensor_info"](self, offs, count)  # type: ignore[no-any-return]
+        return headers.build_tensor_info(self, offs, count, names)
+
+    def _build_tensors(self: Any, start_offs: int, fields: list[Any]) -> None:
+        if not takes(self) or not headers.are_ours(fields):
+            originals["_build_tensors"](self, start_offs, fields)
+        else:
+            headers.build_tensors(self, start_offs, fields, names)
+
+    replaced: dict[str, Any] = {}
+    for method in (_build_fields, _build_tensor_info, _build_tensors):
+        _disguise(method, originals[method.__name__])
+        replaced[method.__name__] = method
+        patches.set(reader, method.__name__, method)
+
+    if "contents" in vars(module.ReaderField) and is_known(module, "class ReaderField"):
+        contents_of_gguf = module.ReaderField.contents
+
+        def contents(self: Any, index_or_slice: Any = slice(None)) -> Any:
+            values = headers.contents(self, index_or_slice)
+            return contents_of_gguf(self, index_or_slice) if values is NotImplemented else values
+
+        _disguise(contents, contents_of_gguf)
+        patches.set(module.ReaderField, "contents", contents)
+    return "patched"
+
+
+def _disguise(function: Any, original: Any) -> None:
+    """Give a replacement the name, documentation and signature of what it replaces."""
+    for name in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
+        setattr(function, name, getattr(original, name))
+    function.__wrapped__ = original
+
+
+def _base_of(module: ModuleType) -> type:
+    """The base of all quantization classes; its own name, `__Quant`, can't be written inside a class."""
+    return vars(module)["__Quant"]  # type: ignore[no-any-return]
+
+
+def _patch_quants(module: ModuleType, patches: Patches) -> str:
+    base = _base_of(module)
+    array_methods = ("_Quant__dequantize_array", "_Quant__quantize_array")
+    if not is_known(module, "class __Quant", "def _apply_over_grouped_rows", "def quant_shape_from_byte_shape"):
+        return "left alone: this version's quantization classes aren't known"
+    if not is_original(module, base, *array_methods, "dequantize_rows", "quantize_rows"):
+        return "left alone: somebody else has replaced methods of its classes"
+    dequantize_of_gguf, quantize_of_gguf = (vars(base)[name].__func__ for name in array_methods)
+    decoded, encoded, foreign = _known_classes(module, base)
+
+    def dequantize_array(cls: Any, array: Any) -> npt.NDArray[Any]:
+        qtype = decoded.get(cls)
+        # Anything but bytes, and arrays without elements, have meanings of their own in gguf.
+        if (
+            qtype is None
+            or type(array) not in (np.ndarray, np.memmap)
+            or array.dtype.itemsize != 1
+            or not array.size
+            or not array.ndim
+            or cls.dequantize_blocks.__func__ is not own[cls][0]
+            or cls.dequantize_rows.__func__ is not rows[0]
+            or array.shape[-1] % qtype.block_bytes
+        ):
+            return dequantize_of_gguf(cls, array)  # type: ignore[no-any-return]
+        return decode.dequantize(np.ascontiguousarray(array).view(np.ndarray).view(np.uint8), qtype)
+
+    def quantize_array(cls: Any, array: Any) -> npt.NDArray[Any]:
+        qtype = encoded.get(cls)
+        quantize = getattr(ggufx, "quantize", None)
+        if (
+            qtype is None
+            or quantize is None
+            or type(array) not in (np.ndarray, np.memmap)
+            or not array.size
+            or not array.ndim
+            or array.dtype.kind != "f"
+            or cls.quantize_blocks.__func__ is not own[cls][1]
+            or cls.quantize_rows.__func__ is not rows[1]
+            or array.shape[-1] % qtype.block_size
+        ):
+            return quantize_of_gguf(cls, array)  # type: ignore[no-any-return]
+        values = np.ascontiguousarray(array, np.float32).view(np.ndarray)
+        try:
+            return quantize(values, qtype)  # type: ignore[no-any-return]
+        except GGUFError:
+            # NaN, infinities and types that need an importance matrix: gguf has its own answer, or error.
+            if own[cls][1] is base.quantize_blocks.__func__:  # type: ignore[attr-defined]
+                raise
+            return quantize_of_gguf(cls, array)  # type: ignore[no-any-return]
+
+    own = {c: (c.dequantize_blocks.__func__, c.quantize_blocks.__func__) for c in {*decoded, *encoded}}  # type: ignore[attr-defined]
+    rows = (base.dequantize_rows.__func__, base.quantize_rows.__func__)  # type: ignore[attr-defined]
+    _disguise(dequantize_array, dequantize_of_gguf)
+    _disguise(quantize_array, quantize_of_gguf)
+    patches.set(base, array_methods[0], classmethod(dequantize_array))
+    patches.set(base, array_methods[1], classmethod(quantize_array))
+    # The lazy forms hold what the arrays' methods were when the class was made.
+    wrap = module.LazyNumpyTensor._wrap_fn
+    for cls in decoded:
+        to_bytes, from_bytes = cls._Quant__shape_to_bytes, cls._Quant__shape_from_bytes  # type: ignore[attr-defined]
+        patches.set(
+            cls, "_Quant__dequantize_lazy", wrap(getattr(cls, array_methods[0]), meta_noop=(np.float32, from_bytes))
+        )
+        patches.set(
+            cls, "_Quant__quantize_lazy", wrap(getattr(cls, array_methods[1]), meta_noop=(np.uint8, to_bytes))
+        )
+    return "patched" + (f", except the unknown {', '.join(sorted(foreign))}" if foreign else "")
+
+
+def _known_classes(module: ModuleType, base: type) -> tuple[dict[type, QType], dict[type, QType], list[str]]:
+    """Classes whose decoding and whose encoding are known, with their types, and the names of the others."""
+    decoded: dict[type, QType] = {}
+    encoded: dict[type, QType] = {}
+    foreign: list[str] = []
+    for kind, cls in module._type_traits.items():
+        number = int(kind)
+        qtype = QType._value2member_map_.get(number)
+        if not isinstance(qtype, QType) or (cls.block_size, cls.type_size) != (qtype.block_size, qtype.block_bytes):
+            foreign.append(cls.__name__)
+        elif not is_known(module, f"class {cls.__name__}") or not is_original(module, cls, "dequantize_blocks"):
+            foreign.append(cls.__name__)
+        else:
+            decoded[cls] = qtype
+            if "quantize_blocks" not in vars(cls) or is_original(module, cls, "quantize_blocks"):
+                encoded[cls] = qtype
+    return decoded, encoded, foreign
+
+
+def _patch_names(module: ModuleType, patches: Patches) -> str:
+    cls = module.TensorNameMap
+    if not is_known(module, "    def __init__(self, arch: MODEL_ARCH, n_blocks: int)"):
+        return "left alone: this version's TensorNameMap isn't known"
+    if not is_original(module, cls, "__init__"):
+        return "left alone: somebody else has replaced TensorNameMap's constructor"
+    init_of_gguf = cls.__init__
+    kept: dict[Any, tuple[Any, dict[str, Any]]] = {}
+
+    def __init__(self: Any, arch: Any, n_blocks: int) -> None:
+        kind = type(self)
+        try:
+            # The tables are open to change: compare them, don't trust.
+            tables = [dict(getattr(kind, name)) for name in NAME_TABLES] + [
+                list(module.MODEL_TENSORS[arch]),
+                dict(module.TENSOR_NAMES),
+            ]
+            key = (kind, arch, int(n_blocks))
+            found = kept.get(key)
+            plain = arch not in kind.arch_block_mappings_cfg  # for these, gguf changes its own table as it builds
+        except (TypeError, KeyError, AttributeError):
+            plain = False
+        if not plain:
+            return init_of_gguf(self, arch, n_blocks)  # type: ignore[no-any-return]
+        if found is not None and found[0] == tables:
+            self.mapping = dict(found[1])
+            return None
+        init_of_gguf(self, arch, n_blocks)
+        if len(kept) >= KEPT_NAME_MAPS:
+            kept.pop(next(iter(kept)), None)
+        kept[key] = (tables, dict(self.mapping))
+        return None
+
+    _disguise(__init__, init_of_gguf)
+    patches.set(cls, "__init__", __init__)
+    return "patched"

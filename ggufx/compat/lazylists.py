@@ -1,0 +1,232 @@
+"""Lists whose items are made when they are asked for, over the bytes of a GGUF header.
+
+The `gguf` package keeps one numpy array for every piece of a header: for a vocabulary of 262,144 tokens more than a
+million of them. The lists here hold positions instead, and make the same arrays on access.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import walk
+
+__all__ = ["LazyList", "NumberItems", "Parts", "Span", "StringItems"]
+
+
+class Items(Protocol):
+    """What a lazy list is made of."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class LazyList(list):  # type: ignore[type-arg]
+    """A list over `items`: each item is made on access. The first change turns it into an ordinary list.
+
+    It is a real ``list``, so that ``isinstance`` and ``==`` behave; pickling and copying give plain lists.
+    """
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: Items) -> None:
+        super().__init__()
+        self.items: Items | None = items
+
+    def _fill(self) -> None:
+        items, self.items = self.items, None
+        if items is not None:
+            super().extend(items)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return super().__len__() if self.items is None else len(self.items)
+
+    def __iter__(self) -> Iterator[Any]:
+        return super().__iter__() if self.items is None else iter(self.items)  # type: ignore[call-overload,no-any-return]
+
+    def __getitem__(self, index: Any) -> Any:
+        items = self.items
+        if items is None:
+            return super().__getitem__(index)
+        n = len(items)
+        if isinstance(index, slice):
+            return [items[i] for i in range(*index.indices(n))]
+        i = operator.index(index)
+        if i < 0:
+            i += n
+        if not 0 <= i < n:
+            raise IndexError("list index out of range")
+        return items[i]
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(list(self))
+
+    def __contains__(self, value: object) -> bool:
+        return value in self.items if isinstance(self.items, range) else value in list(self)
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        return list, (list(self),)
+
+    def __copy__(self) -> list[Any]:
+        return list(self)
+
+    def __radd__(self, other: list[Any]) -> list[Any]:
+        return other + list(self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _reading(name: str) -> Callable[..., Any]:
+    """Make a method of list that only reads: it works on a plain copy."""
+    method = getattr(list, name)
+
+    def read(self: LazyList, *args: Any) -> Any:
+        return method(list(self), *args)
+
+    read.__name__ = name
+    return read
+
+
+def _changing(name: str) -> Callable[..., Any]:
+    """Make a method of list that changes it: the items are made first."""
+    method = getattr(list, name)
+
+    def change(self: LazyList, *args: Any, **options: Any) -> Any:
+        self._fill()
+        return method(self, *args, **options)
+
+    change.__name__ = name
+    return change
+
+
+for _name in "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __add__ __mul__ __rmul__ copy index count".split():
+    setattr(LazyList, _name, _reading(_name))
+for _name in (
+    "append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__".split()
+):
+    setattr(LazyList, _name, _changing(_name))
+
+
+class Span(NamedTuple):
+    """`count` values of `dtype` at byte `start`."""
+
+    start: int
+    dtype: np.dtype[Any]
+    count: int
+
+
+_UINT8 = np.dtype(np.uint8)
+
+
+def view(data: npt.NDArray[np.uint8], start: int, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
+    """`count` values of `dtype` at byte `start` of `data`, in place; of data's own class."""
+    piece = data[start : start + count * dtype.itemsize]
+    return piece if dtype == _UINT8 else piece.view(dtype)
+
+
+class NumberItems:
+    """The items of an array of numbers, one array of one value each."""
+
+    __slots__ = ("count", "data", "dtype", "start")
+
+    def __init__(self, data: npt.NDArray[np.uint8], start: int, dtype: np.dtype[Any], count: int) -> None:
+        self.data = data
+        self.start = start
+        self.dtype = dtype
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> npt.NDArray[Any]:
+        return view(self.data, self.start + i * self.dtype.itemsize, self.dtype, 1)
+
+    def values(self, picked: slice = slice(None)) -> list[Any]:
+        """Return the picked values as Python numbers."""
+        numbers: list[Any] = view(np.asarray(self.data), self.start, self.dtype, self.count)[picked].tolist()
+        return numbers
+
+
+class StringItems:
+    """The items of an array of strings: a length and the bytes, in turn."""
+
+    __slots__ = ("_starts", "big", "count", "data", "length", "start", "stop")
+
+    def __init__(self, data: npt.NDArray[np.uint8], start: int, stop: int, count: int, big: bool) -> None:
+        self.data = data
+        self.start = start
+        self.stop = stop
+        self.count = count
+        self.big = big
+        self.length = np.dtype(np.uint64).newbyteorder("S") if big else np.dtype(np.uint64)
+        self._starts: npt.NDArray[np.uint64] | None = None
+
+    @property
+    def starts(self) -> npt.NDArray[np.uint64]:
+        """Where each string's bytes begin, and one more: ``starts[i + 1] - starts[i] - 8`` is a length."""
+        if self._starts is None:
+            starts = np.empty(self.count + 1, np.uint64)
+            walk.walk_strings(self.data, self.start, self.stop, self.count, 8, self.big, starts)
+            self._starts = starts
+        return self._starts
+
+    def __len__(self) -> int:
+        return 2 * self.count
+
+    def __getitem__(self, i: int) -> npt.NDArray[Any]:
+        at, is_bytes = divmod(i, 2)
+        start = int(self.starts[at])
+        if is_bytes:
+            return self.data[start : int(self.starts[at + 1]) - 8]
+        return view(self.data, start - 8, self.length, 1)
+
+    def values(self, picked: slice = slice(None)) -> list[str]:
+        """Return the picked strings, decoded.
+
+        Raises
+        ------
+        UnicodeDecodeError
+            If one of them isn't UTF-8.
+        """
+        starts = self.starts[:-1][picked]
+        stops = self.starts[1:][picked] - np.uint64(8)
+        if not len(starts):
+            return []
+        first = int(starts.min())
+        text = self.data[first : int(stops.max())].tobytes()
+        begin, end = (starts - np.uint64(first)).tolist(), (stops - np.uint64(first)).tolist()
+        return [str(text[a:b], "utf-8") for a, b in zip(begin, end, strict=True)]
+
+
+class Parts:
+    """The parts of one field: the spans of its head, then the items of its array, if it is one."""
+
+    __slots__ = ("array", "data", "head")
+
+    def __init__(
+        self, data: npt.NDArray[np.uint8], head: Iterable[Span], array: NumberItems | StringItems | None = None
+    ) -> None:
+        self.data = data
+        self.head = tuple(head)
+        self.array = array
+
+    def __len__(self) -> int:
+        return len(self.head) + (0 if self.array is None else len(self.array))
+
+    def __getitem__(self, i: int) -> npt.NDArray[Any]:
+        past = i - len(self.head)
+        if past < 0:
+            return view(self.data, *self.head[i])
+        assert self.array is not None
+        return self.array[past]
+
+    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
+        for i in range(len(self)):
+            yield self[i]

@@ -1,0 +1,1 @@
+"""Programs that gain more than the patched `gguf` package gives them, one module each."""
