@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-__all__ = ["Watcher", "activate"]
+__all__ = ["WATCHED", "Watcher", "activate"]
 
 
 class _Loader:
@@ -93,15 +93,17 @@ def _install(module: "ModuleType") -> None:
         from ggufx import compat
 
         compat.install()
+        compat.imported(module)
     except Exception as error:
         print(f"ggufx: GGUFX_COMPAT is set, but patching failed: {error!r}", file=sys.stderr)
 
 
-_waiting = Watcher(dict.fromkeys(("gguf", "transformers.integrations.gguf.reader"), _install))
+WATCHED = ("gguf", "transformers.modeling_gguf_pytorch_utils", "transformers.integrations.gguf.reader")
+_waiting = Watcher(dict.fromkeys(WATCHED, _install))
 
 
 def activate() -> None:
-    """Call ``ggufx.compat.install`` as soon as `gguf` or transformers' own reader is imported."""
+    """Call ``ggufx.compat.install`` as soon as the first of the watched modules is imported."""
     if "gguf" in sys.modules:
         _install(sys.modules["gguf"])
     else:

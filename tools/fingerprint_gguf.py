@@ -1,8 +1,8 @@
-"""Note down the source blocks of versions of the `gguf` package, in ggufx/compat/fingerprints.txt.
+"""Note down source blocks of versions of the `gguf` and `transformers` packages, in ggufx/compat/fingerprints.txt.
 
 Run it with the folders of unpacked wheels, after having read what changed between them and run the tests with each:
 
-    python tools/fingerprint_gguf.py gguf-0.18.0 gguf-0.19.0
+    python tools/fingerprint_gguf.py gguf-0.18.0 gguf-0.19.0 transformers-5.24.0
 
 With ``--check`` it writes nothing, and fails if the file would change.
 """
@@ -18,9 +18,12 @@ from ggufx.compat import patching
 
 TARGET = Path(__file__).parent.parent / "ggufx/compat/fingerprints.txt"
 HEADINGS = {
-    "gguf_reader.py": ("class GGUFReader", "class ReaderField", "class ReaderTensor"),
-    "quants.py": ("class __Quant", "def _apply_over_grouped_rows", "def quant_shape_from_byte_shape"),
-    "tensor_mapping.py": ("    def __init__(self, arch: MODEL_ARCH, n_blocks: int)",),
+    "gguf/gguf_reader.py": ("class GGUFReader", "class ReaderField", "class ReaderTensor"),
+    "gguf/quants.py": ("class __Quant", "def _apply_over_grouped_rows", "def quant_shape_from_byte_shape"),
+    "gguf/tensor_mapping.py": ("    def __init__(self, arch: MODEL_ARCH, n_blocks: int)",),
+    "transformers/integrations/ggml.py": ("def _gguf_parse_value",),
+    "transformers/integrations/gguf/reader.py": ("def _read_value", "def _read_string"),
+    "transformers/integrations/gguf/dequant.py": ("def dequantize",),
 }
 
 
@@ -46,10 +49,11 @@ def main(arguments: list[str]) -> None:
     rows: dict[tuple[str, str], list[str]] = {}
     for folder in (Path(a) for a in arguments if a != "--check"):
         for name, headings in HEADINGS.items():
-            for heading, digest in blocks(folder / "gguf" / name, headings).items():
-                rows.setdefault((digest, heading), []).append(folder.name.removeprefix("gguf-"))
+            if (folder / name).exists():
+                for heading, digest in blocks(folder / name, headings).items():
+                    rows.setdefault((digest, heading), []).append(folder.name)
     lines = [
-        "# Source blocks of the gguf package that ggufx.compat knows: digest, versions, heading.",
+        "# Source blocks that ggufx.compat knows: digest, versions, heading.",
         "# Made by tools/fingerprint_gguf.py.",
         *(f"{digest} {','.join(versions)} {heading}" for (digest, heading), versions in rows.items()),
     ]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import NamedTuple
 
-from _ggufx_compat import Watcher
+from _ggufx_compat import WATCHED, Watcher
 
 from .patching import Patches, say_once
 
@@ -58,11 +58,7 @@ def _transformers_reader(module: ModuleType, patches: Patches) -> dict[str, str]
 
 
 _Patch = Callable[[ModuleType, Patches], dict[str, str]]
-_WATCHED: dict[str, _Patch] = {
-    "gguf": _gguf,
-    "transformers.modeling_gguf_pytorch_utils": _transformers_loader,
-    "transformers.integrations.gguf.reader": _transformers_reader,
-}
+_WATCHED: dict[str, _Patch] = dict(zip(WATCHED, (_gguf, _transformers_loader, _transformers_reader), strict=True))
 
 _lock = threading.RLock()
 _active = False
@@ -83,15 +79,13 @@ def _apply(name: str, module: ModuleType, patch: _Patch) -> None:
         _done[name] = (patches, done)
 
 
-def _imported(name: str) -> Callable[[ModuleType], None]:
-    def patch(module: ModuleType) -> None:
-        if _active:
-            _apply(name, module, _WATCHED[name])
-
-    return patch
+def imported(module: ModuleType) -> None:
+    """Patch a watched module that has just been imported; called by the import hook."""
+    if _active:
+        _apply(module.__name__, module, _WATCHED[module.__name__])
 
 
-_watcher = Watcher({name: _imported(name) for name in _WATCHED})
+_watcher = Watcher(dict.fromkeys(_WATCHED, imported))
 
 
 def install(package: ModuleType | None = None) -> Status:
