@@ -64,7 +64,7 @@ class Watcher:
                 spec = None if find is None or finder is self else find(name, path, target)
                 if spec is not None:
                     if hasattr(spec.loader, "exec_module"):
-                        spec.loader = _Loader(spec.loader, self, name)  # type: ignore[assignment]
+                        spec.loader = _Loader(spec.loader, self, name)
                     return spec  # type: ignore[no-any-return]
         finally:
             self._busy.discard(name)

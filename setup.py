@@ -22,7 +22,6 @@ if sanitize := os.environ.get("GGUFX_SANITIZE"):
     LINK += [f"-fsanitize={sanitize}"]
 
 
-
 class BuildPy(build_py):
     """Puts the .pth file at the wheel's root, so that it is in the wheel's record and goes when it goes."""
 

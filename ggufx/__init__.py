@@ -1,5 +1,7 @@
 """Open GGUF model files in milliseconds and decode every tensor type at the speed of memory, bit-exact with ggml."""
 
+from typing import TYPE_CHECKING, Any
+
 from ._dispatch import available as paths
 from ._version import __version__
 from .decode import dequantize
@@ -10,9 +12,14 @@ from .loading import load
 from .reader import GGUFFile, open
 from .tensor import Tensor
 
+if TYPE_CHECKING:
+    from . import quants
+    from .gguf_reader import GGUFReader
+
 __all__ = [
     "GGUFError",
     "GGUFFile",
+    "GGUFReader",
     "GGUFWarning",
     "QType",
     "Tensor",
@@ -23,4 +30,18 @@ __all__ = [
     "open",
     "paths",
     "quantize",
+    "quants",
 ]
+
+# Names that most programs don't need, and their modules: imported when they are asked for.
+_LATE = {"GGUFReader": ".gguf_reader", "quants": ".quants"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    module = import_module(_LATE[name], __name__)
+    value = globals()[name] = getattr(module, name, module)
+    return value

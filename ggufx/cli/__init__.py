@@ -18,7 +18,7 @@ from .terminal import printable
 __all__ = ["main"]
 
 # Subcommands in the order of the help; each is a module of this package.
-COMMANDS = ("info", "decode")
+COMMANDS = ("info", "decode", "compat")
 
 
 def _module(command: str) -> ModuleType:

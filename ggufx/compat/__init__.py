@@ -18,7 +18,7 @@ from _ggufx_compat import WATCHED, Watcher
 
 from .patching import Patches, say_once
 
-__all__ = ["Status", "install", "patched", "status", "uninstall", "vllm_plugin"]
+__all__ = ["WATCHED", "Status", "imported", "install", "patched", "status", "uninstall", "vllm_plugin"]
 
 
 class Status(NamedTuple):

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import ggufx
-
-from .. import decode
+from .. import decode, encode
 from ..errors import GGUFError
 from ..formats import QType
 from . import headers
@@ -168,10 +166,8 @@ def _patch_quants(module: ModuleType, patches: Patches) -> str:
 
     def quantize_array(cls: Any, array: Any) -> npt.NDArray[Any]:
         qtype = encoded.get(cls)
-        quantize = getattr(ggufx, "quantize", None)
         if (
             qtype is None
-            or quantize is None
             or type(array) not in (np.ndarray, np.memmap)
             or not array.size
             or not array.ndim
@@ -183,9 +179,9 @@ def _patch_quants(module: ModuleType, patches: Patches) -> str:
             return quantize_of_gguf(cls, array)  # type: ignore[no-any-return]
         values = np.ascontiguousarray(array, np.float32).view(np.ndarray)
         try:
-            return quantize(values, qtype)  # type: ignore[no-any-return]
+            return encode.quantize(values, qtype)
         except GGUFError:
-            # NaN, infinities and types that need an importance matrix: gguf has its own answer, or error.
+            # NaN and infinities: gguf has its own answer for the types it knows.
             if own[cls][1] is base.quantize_blocks.__func__:  # type: ignore[attr-defined]
                 raise
             return quantize_of_gguf(cls, array)  # type: ignore[no-any-return]
@@ -203,9 +199,7 @@ def _patch_quants(module: ModuleType, patches: Patches) -> str:
         patches.set(
             cls, "_Quant__dequantize_lazy", wrap(getattr(cls, array_methods[0]), meta_noop=(np.float32, from_bytes))
         )
-        patches.set(
-            cls, "_Quant__quantize_lazy", wrap(getattr(cls, array_methods[1]), meta_noop=(np.uint8, to_bytes))
-        )
+        patches.set(cls, "_Quant__quantize_lazy", wrap(getattr(cls, array_methods[1]), meta_noop=(np.uint8, to_bytes)))
     return "patched" + (f", except the unknown {', '.join(sorted(foreign))}" if foreign else "")
 
 
@@ -215,15 +209,18 @@ def _known_classes(module: ModuleType, base: type) -> tuple[dict[type, QType], d
     encoded: dict[type, QType] = {}
     foreign: list[str] = []
     for kind, cls in module._type_traits.items():
-        number = int(kind)
-        qtype = QType._value2member_map_.get(number)
-        if not isinstance(qtype, QType) or (cls.block_size, cls.type_size) != (qtype.block_size, qtype.block_bytes):
-            foreign.append(cls.__name__)
-        elif not is_known(module, f"class {cls.__name__}") or not is_original(module, cls, "dequantize_blocks"):
+        qtype = next((t for t in QType if t == int(kind)), None)
+        known = is_known(module, f"class {cls.__name__}") and is_original(module, cls, "dequantize_blocks")
+        if qtype is None or not known or (cls.block_size, cls.type_size) != (qtype.block_size, qtype.block_bytes):
             foreign.append(cls.__name__)
         else:
             decoded[cls] = qtype
-            if "quantize_blocks" not in vars(cls) or is_original(module, cls, "quantize_blocks"):
+            # Types that need an importance matrix stay as impossible as they are in gguf.
+            if "quantize_blocks" in vars(cls):
+                is_ours = is_original(module, cls, "quantize_blocks")
+            else:
+                is_ours = qtype not in encode.NEEDS_IMATRIX
+            if is_ours:
                 encoded[cls] = qtype
     return decoded, encoded, foreign
 

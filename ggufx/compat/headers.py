@@ -9,24 +9,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from struct import Struct
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import walk
 from ..errors import GGUFError
-from .lazylists import LazyList, NumberItems, Parts, Span, StringItems, view
+from .lazylists import LazyList, NumberItems, Parts, Span, StringItems, as_buffer, view
 
-__all__ = ["HeaderError", "Names", "are_ours", "build_fields", "build_tensor_info", "build_tensors", "contents"]
+__all__ = [
+    "HeaderError",
+    "Names",
+    "are_ours",
+    "build_fields",
+    "build_tensor_info",
+    "build_tensors",
+    "contents",
+    "take_apart",
+]
 
 STRING, ARRAY = 8, 9
 # Arrays shorter than this become plain lists at once.
 SHORT_ARRAY = 16
-# Longer names than a tensor can have in any file; the walker wants a limit.
-LONGEST_NAME = 1 << 32
 MAX_NESTING = 64
 # Plain number types: their arrays are typed, all others are bytes. ggml's ids.
-TYPED = {
+TYPED: dict[int, np.dtype[Any]] = {
     0: np.dtype(np.float32),
     1: np.dtype(np.float16),
     24: np.dtype(np.int8),
@@ -58,7 +66,7 @@ class _Cursor:
 
     def __init__(self, reader: Any, pos: int) -> None:
         self.data = reader.data
-        self.raw = memoryview(np.asarray(self.data))
+        self.raw = as_buffer(self.data)
         self.stop = len(self.raw)
         self.pos = int(pos)
         self.big = reader.byte_order == "S"
@@ -183,7 +191,7 @@ def _by_gguf(reader: Any, cursor: _Cursor, raw_type: int, head: list[Span]) -> t
 
 
 def _ordered(scalar: Any, big: bool) -> np.dtype[Any]:
-    dtype = np.dtype(scalar)
+    dtype: np.dtype[Any] = np.dtype(scalar)
     return dtype.newbyteorder("S") if big else dtype
 
 
@@ -227,13 +235,10 @@ def build_tensors(reader: Any, start_offs: int, fields: list[Any], names: Names)
         if name in seen:
             raise ValueError(f"Found duplicated tensor with name {name}")
         seen.add(name)
-        spans = field.parts.items.head
+        spans: tuple[Span, ...] = field.parts.items.head
         dims = view(data, *spans[3])
-        order = "big" if cursor.big else "little"
-        raw_type, offset = (
-            int.from_bytes(cursor.raw[s.start : s.start + s.dtype.itemsize], order)  # type: ignore[arg-type]
-            for s in spans[4:]
-        )
+        order: Literal["big", "little"] = "big" if cursor.big else "little"
+        raw_type, offset = (int.from_bytes(cursor.raw[s.start : s.start + s.dtype.itemsize], order) for s in spans[4:])
         kind = names.tensor_type(raw_type)
         sizes = dims.tolist()
         n_elements = math.prod(sizes)
@@ -241,9 +246,8 @@ def build_tensors(reader: Any, start_offs: int, fields: list[Any], names: Names)
         n_bytes = n_elements * type_size // block_size
         data_offset = start_offs + offset
         shape = tuple(reversed(sizes))
-        dtype = TYPED.get(raw_type)
-        if dtype is None:
-            dtype = _U8
+        dtype = TYPED.get(raw_type, _U8)
+        if raw_type not in TYPED:
             shape = names.byte_shape(shape, kind)
         elif cursor.big:
             dtype = dtype.newbyteorder("S")
@@ -285,3 +289,36 @@ def contents(field: Any, picked: Any) -> Any:
 def are_ours(fields: list[Any]) -> bool:
     """Whether the fields of tensors were made by `build_tensor_info` and are as they were."""
     return all(type(field.parts) is LazyList and isinstance(field.parts.items, Parts) for field in fields)
+
+
+def take_apart(
+    reader: Any, offset: int, raw_type: int, names: Names
+) -> tuple[int, list[npt.NDArray[Any]], list[int], list[Any]]:
+    """Take the value at byte `offset` apart, nested arrays flattened: its size, parts, indices of the data, types."""
+    cursor = _Cursor(reader, offset)
+    parts: list[npt.NDArray[Any]] = []
+    data: list[int] = []
+    types: list[Any] = []
+
+    def piece(dtype: np.dtype[Any], count: int, where: str) -> None:
+        parts.append(view(cursor.data, cursor.take(dtype.itemsize * count, where), dtype, count))
+
+    def take(kind: Any, is_first: bool) -> None:
+        if is_first:
+            types.append(kind)
+        if kind == STRING:
+            piece(cursor.u64_type, 1, "a string's length")
+            piece(_U8, int(parts[-1][0]), "a string")
+            data.append(len(parts) - 1)
+        elif kind == ARRAY:
+            piece(cursor.u32_type, 1, "an array's type")
+            piece(cursor.u64_type, 1, "an array's length")
+            item = int(parts[-2][0])
+            for i in range(int(parts[-1][0])):
+                take(names.value_type(item), is_first and not i)
+        else:
+            piece(_ordered(reader.gguf_scalar_to_np[kind], cursor.big), 1, "a number")
+            data.append(len(parts) - 1)
+
+    take(names.value_type(raw_type), True)
+    return cursor.pos - int(offset), parts, data, types

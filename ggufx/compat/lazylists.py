@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .. import walk
 
-__all__ = ["LazyList", "NumberItems", "Parts", "Span", "StringItems"]
+__all__ = ["LazyList", "NumberItems", "Parts", "Span", "StringItems", "as_buffer", "view"]
 
 
 class Items(Protocol):
@@ -23,6 +23,7 @@ class Items(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
+    def __iter__(self) -> Iterator[Any]: ...
 
 
 class LazyList(list):  # type: ignore[type-arg]
@@ -40,13 +41,16 @@ class LazyList(list):  # type: ignore[type-arg]
     def _fill(self) -> None:
         items, self.items = self.items, None
         if items is not None:
-            super().extend(items)  # type: ignore[arg-type]
+            super().extend(items)
 
     def __len__(self) -> int:
         return super().__len__() if self.items is None else len(self.items)
 
     def __iter__(self) -> Iterator[Any]:
-        return super().__iter__() if self.items is None else iter(self.items)  # type: ignore[call-overload,no-any-return]
+        items: Iterable[Any] | None = self.items
+        if items is None:
+            return super().__iter__()
+        return iter(items)
 
     def __getitem__(self, index: Any) -> Any:
         items = self.items
@@ -78,9 +82,9 @@ class LazyList(list):  # type: ignore[type-arg]
         return list(self)
 
     def __radd__(self, other: list[Any]) -> list[Any]:
-        return other + list(self)
+        return [*other, *self]
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 def _reading(name: str) -> Callable[..., Any]:
@@ -106,20 +110,26 @@ def _changing(name: str) -> Callable[..., Any]:
     return change
 
 
-for _name in "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __add__ __mul__ __rmul__ copy index count".split():
+READING = (
+    "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__add__", "__mul__", "__rmul__", "copy", "index",
+    "count",
+)  # fmt: skip
+CHANGING = (
+    "append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse", "__setitem__", "__delitem__", "__iadd__",
+    "__imul__",
+)  # fmt: skip
+for _name in READING:
     setattr(LazyList, _name, _reading(_name))
-for _name in (
-    "append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__".split()
-):
+for _name in CHANGING:
     setattr(LazyList, _name, _changing(_name))
 
 
 class Span(NamedTuple):
-    """`count` values of `dtype` at byte `start`."""
+    """`length` values of `dtype` at byte `start`."""
 
     start: int
     dtype: np.dtype[Any]
-    count: int
+    length: int
 
 
 _UINT8 = np.dtype(np.uint8)
@@ -129,6 +139,11 @@ def view(data: npt.NDArray[np.uint8], start: int, dtype: np.dtype[Any], count: i
     """`count` values of `dtype` at byte `start` of `data`, in place; of data's own class."""
     piece = data[start : start + count * dtype.itemsize]
     return piece if dtype == _UINT8 else piece.view(dtype)
+
+
+def as_buffer(data: npt.NDArray[Any]) -> Any:
+    """Return the bytes of `data` as the walkers take them."""
+    return memoryview(np.asarray(data))  # type: ignore[arg-type]
 
 
 class NumberItems:
@@ -144,6 +159,9 @@ class NumberItems:
 
     def __len__(self) -> int:
         return self.count
+
+    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
+        return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, i: int) -> npt.NDArray[Any]:
         return view(self.data, self.start + i * self.dtype.itemsize, self.dtype, 1)
@@ -173,12 +191,15 @@ class StringItems:
         """Where each string's bytes begin, and one more: ``starts[i + 1] - starts[i] - 8`` is a length."""
         if self._starts is None:
             starts = np.empty(self.count + 1, np.uint64)
-            walk.walk_strings(self.data, self.start, self.stop, self.count, 8, self.big, starts)
+            walk.walk_strings(as_buffer(self.data), self.start, self.stop, self.count, 8, self.big, starts)
             self._starts = starts
         return self._starts
 
     def __len__(self) -> int:
         return 2 * self.count
+
+    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
+        return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, i: int) -> npt.NDArray[Any]:
         at, is_bytes = divmod(i, 2)
@@ -228,5 +249,4 @@ class Parts:
         return self.array[past]
 
     def __iter__(self) -> Iterator[npt.NDArray[Any]]:
-        for i in range(len(self)):
-            yield self[i]
+        return map(self.__getitem__, range(len(self)))

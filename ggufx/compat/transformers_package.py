@@ -1,8 +1,8 @@
 """Patching transformers' use of GGUF: reading metadata values in bulk, and one copy less per tensor.
 
-The legacy loader asks for each element of a vocabulary on its own. Its functions keep everything but the two expressions
-named below, which are replaced in their syntax trees; where an expression isn't found exactly as expected, or what it
-calls isn't known, the function stays as it was.
+The legacy loader asks for each element of a vocabulary on its own. Its functions keep everything but two expressions,
+which are replaced in their syntax trees; where an expression isn't found exactly as expected, or what it calls isn't
+known, the function stays as it was.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from .. import walk
 from . import headers
-from .lazylists import StringItems
+from .lazylists import StringItems, as_buffer
 from .patching import Patches, is_known, say_once
 
 __all__ = ["patch_legacy_loader", "patch_reader"]
@@ -124,10 +124,10 @@ def patch_reader(module: ModuleType, patches: Patches) -> dict[str, str]:
 
     def _read_value(blob: Any, pos: int, value_type: int, keep_strings: bool = False) -> tuple[Any, int]:
         if value_type == _ARRAY and isinstance(blob, np.ndarray) and pos + head.size <= len(blob):
-            kind, count = head.unpack_from(blob, pos)
+            kind, count = head.unpack_from(as_buffer(blob), pos)
             start = pos + head.size
             if kind == _STRING and 8 * count <= len(blob) - start:
-                stop, whole = walk.walk_strings(memoryview(np.asarray(blob)), start, len(blob), count, 8, False)
+                stop, whole = walk.walk_strings(as_buffer(blob), start, len(blob), count, 8, False)
                 if whole == count:
                     if not keep_strings:
                         return count, stop
