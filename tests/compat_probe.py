@@ -168,6 +168,8 @@ def encoded() -> dict[str, Any]:
     values = (rng.standard_normal((32, 512)) * rng.choice([1e-6, 0.01, 1, 100], (32, 1))).astype(np.float32)
     values[3], values[4, 5:200] = 0, 0
     values[5] = np.round(values[5])
+    values[8] = np.maximum(values[6], 0) * rng.choice(np.array([1, -0.0], np.float32), 512)
+    values[6] = rng.choice(np.array([0.0, -0.0], np.float32), 512)
     inputs = {
         "rows": values,
         "one row": values[7],

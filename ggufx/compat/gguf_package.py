@@ -13,7 +13,7 @@ from .. import decode, encode
 from ..errors import GGUFError
 from ..formats import QType
 from . import headers
-from .patching import Patches, is_known, is_original, say_once
+from .patching import Patches, is_known, is_original, say_once, source_block
 
 __all__ = ["patch_package"]
 
@@ -22,6 +22,8 @@ READER_METHODS = ("_build_fields", "_build_tensor_info", "_build_tensors")
 READER_HELPERS = ("_get", "_get_str", "_get_field_parts", "_get_tensor_info_field")
 # Class variables of the name map that its constructor reads.
 NAME_TABLES = ("mappings_cfg", "block_mappings_cfg")
+# Types in which the sign of a zero scale or minimum depends on which zero is looked at: bytes of those halves.
+MINDS_ZEROS = {QType.Q4_0: 2, QType.Q4_1: 4, QType.Q5_0: 2, QType.Q5_1: 4}
 # Maps of this many models are kept; each takes about a megabyte.
 KEPT_NAME_MAPS = 8
 
@@ -179,12 +181,20 @@ def _patch_quants(module: ModuleType, patches: Patches) -> str:
             return quantize_of_gguf(cls, array)  # type: ignore[no-any-return]
         values = np.ascontiguousarray(array, np.float32).view(np.ndarray)
         try:
-            return encode.quantize(values, qtype)
+            packed = encode.quantize(values, qtype)
         except GGUFError:
             # NaN and infinities: gguf has its own answer for the types it knows.
             if own[cls][1] is base.quantize_blocks.__func__:  # type: ignore[attr-defined]
                 raise
             return quantize_of_gguf(cls, array)  # type: ignore[no-any-return]
+        if qtype in MINDS_ZEROS:
+            # Of zeros of both signs ggml takes another one for the scale or minimum than gguf does.
+            blocks = packed.reshape(-1, qtype.block_bytes)
+            halves = np.ascontiguousarray(blocks[:, : MINDS_ZEROS[qtype]]).view(np.uint16)
+            zero = np.flatnonzero((halves & 0x7FFF == 0).any(1))
+            if len(zero):
+                blocks[zero] = cls.quantize_blocks(values.reshape(-1, qtype.block_size)[zero])
+        return packed
 
     own = {c: (c.dequantize_blocks.__func__, c.quantize_blocks.__func__) for c in {*decoded, *encoded}}  # type: ignore[attr-defined]
     rows = (base.dequantize_rows.__func__, base.quantize_rows.__func__)  # type: ignore[attr-defined]
@@ -203,6 +213,10 @@ def _patch_quants(module: ModuleType, patches: Patches) -> str:
     return "patched" + (f", except the unknown {', '.join(sorted(foreign))}" if foreign else "")
 
 
+def _rounds_in_double(module: ModuleType, cls: type) -> bool:
+    return "np.float64(blocks)" in (source_block(module, f"class {cls.__name__}") or "")
+
+
 def _known_classes(module: ModuleType, base: type) -> tuple[dict[type, QType], dict[type, QType], list[str]]:
     """Classes whose decoding and whose encoding are known, with their types, and the names of the others."""
     decoded: dict[type, QType] = {}
@@ -215,9 +229,10 @@ def _known_classes(module: ModuleType, base: type) -> tuple[dict[type, QType], d
             foreign.append(cls.__name__)
         else:
             decoded[cls] = qtype
-            # Types that need an importance matrix stay as impossible as they are in gguf.
+            # Older versions round in double precision, which isn't ggml's result. Types that need an importance matrix
+            # stay as impossible as they are in gguf.
             if "quantize_blocks" in vars(cls):
-                is_ours = is_original(module, cls, "quantize_blocks")
+                is_ours = is_original(module, cls, "quantize_blocks") and not _rounds_in_double(module, cls)
             else:
                 is_ours = qtype not in encode.NEEDS_IMATRIX
             if is_ours:

@@ -48,9 +48,8 @@ class LazyList(list):  # type: ignore[type-arg]
 
     def __iter__(self) -> Iterator[Any]:
         items: Iterable[Any] | None = self.items
-        if items is None:
-            return super().__iter__()
-        return iter(items)
+        found: Iterator[Any] = super().__iter__() if items is None else iter(items)
+        return found
 
     def __getitem__(self, index: Any) -> Any:
         items = self.items
