@@ -541,6 +541,7 @@ def test_many_tensors(tmp_path):
 
 def test_import_is_light():
     code = (
-        "import sys, ggufx; print([m for m in ('concurrent.futures', 'asyncio', 'json', 'fsspec') if m in sys.modules])"
+        "import sys, numpy; before = set(sys.modules); import ggufx; new = set(sys.modules) - before\n"
+        "print([m for m in ('concurrent.futures', 'asyncio', 'json', 'fsspec') if m in new])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
