@@ -593,7 +593,9 @@ class _Recipe:
         )
 
 
-def choose(tensors: Iterable[TensorLike], facts: ModelFacts, request: Request) -> list[Choice]:
+def choose(
+    tensors: Iterable[TensorLike], facts: ModelFacts, request: Request, *, keep_order: bool = False
+) -> list[Choice]:
     """The type each tensor gets, in the order llama-quantize visits and writes them.
 
     Parameters
@@ -604,6 +606,8 @@ def choose(tensors: Iterable[TensorLike], facts: ModelFacts, request: Request) -
         From the model's metadata.
     request : Request
         The mix and its options.
+    keep_order : bool
+        Visit the tensors as they come, as llama-quantize does when it keeps the shards of a set.
 
     Returns
     -------
@@ -614,6 +618,6 @@ def choose(tensors: Iterable[TensorLike], facts: ModelFacts, request: Request) -
     GGUFError
         Where llama-quantize gives up: a type without a fallback, an expert tensor without a block number.
     """
-    order = visiting_order(tensors)
+    order = list(tensors) if keep_order else visiting_order(tensors)
     recipe = _Recipe(order, facts, request)
     return [recipe.choose(t) for t in order]

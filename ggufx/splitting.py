@@ -14,7 +14,7 @@ from .reader import open as open_gguf
 from .stream import shard_name
 from .writer import SPLIT_KEYS, Writer
 
-__all__ = ["convert_endian", "merge", "shard_paths", "split"]
+__all__ = ["check_set", "convert_endian", "merge", "shard_paths", "split"]
 
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf\Z", re.DOTALL)
 Progress = Callable[[str, int, int], None]
@@ -88,7 +88,7 @@ def merge(
     paths = shard_paths(path)
     with ExitStack() as opened:
         files = [opened.enter_context(open_gguf(p)) for p in paths]
-        _check_set(files)
+        check_set(files)
         first = files[0]
         writer = Writer(
             output, byteorder=first.byte_order, version=first.version, inputs=paths, sync=sync, progress=progress
@@ -142,8 +142,10 @@ def _check_whole(f: GGUFFile) -> None:
         raise GGUFError(f"{f.path} is one of {count} shards; merge them before splitting anew")
 
 
-def _check_set(files: list[GGUFFile]) -> None:
-    """Check the keys of a set of shards against their names."""
+def check_set(files: list[GGUFFile]) -> None:
+    """Check the keys of a set of shards against their names; a file by itself is a set of one."""
+    if len(files) == 1 and files[0].metadata.get("split.count", 0) <= 1:
+        return
     seen: dict[str, str] = {}
     for number, f in enumerate(files):
         no, count = f.metadata.get("split.no"), f.metadata.get("split.count")

@@ -1,0 +1,137 @@
+"""Which type each tensor gets under a byte budget: the assignment with the least error.
+
+For every tensor and every candidate type, a sample of rows is quantized and decoded again. What counts is the error
+relative to the tensor's own values, weighted by importance: the part of a layer's output that quantizing turns into
+noise. The sum over the tensors is then made as small as the budget allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .formats import QType
+
+__all__ = ["CANDIDATES", "Measured", "assign", "relative_error", "sample_rows"]
+
+# What a tensor may become. The IQ1, IQ2 and IQ3_XXS types are candidates only with an importance matrix.
+CANDIDATES = (
+    QType.Q2_K,
+    QType.Q3_K,
+    QType.IQ3_S,
+    QType.IQ4_XS,
+    QType.IQ4_NL,
+    QType.Q4_K,
+    QType.Q5_0,
+    QType.Q5_1,
+    QType.Q5_K,
+    QType.Q6_K,
+    QType.Q8_0,
+    QType.F16,
+)
+IMATRIX_CANDIDATES = (QType.IQ1_S, QType.IQ1_M, QType.IQ2_XXS, QType.IQ2_XS, QType.IQ2_S, QType.IQ3_XXS)
+
+
+class Measured(NamedTuple):
+    """A tensor's choices: the bytes each type would take in the file, and the error it would make."""
+
+    name: str
+    sizes: Mapping[QType, int]
+    errors: Mapping[QType, float]
+
+    def hull(self) -> list[tuple[int, float, QType]]:
+        """(bytes, error, type) of the types worth having: each larger one lowers the error at a falling rate."""
+        points = sorted((self.sizes[t], error, t) for t, error in self.errors.items())
+        hull: list[tuple[int, float, QType]] = []
+        for size, error, qtype in points:
+            if hull and error >= hull[-1][1]:
+                continue
+            if hull and size == hull[-1][0]:
+                hull.pop()
+            while len(hull) > 1 and _rate(hull[-2], hull[-1]) <= _rate(hull[-1], (size, error, qtype)):
+                hull.pop()
+            hull.append((size, error, qtype))
+        return hull
+
+
+def _rate(small: tuple[int, float, QType], large: tuple[int, float, QType]) -> float:
+    """Error saved for each byte more."""
+    return (small[1] - large[1]) / (large[0] - small[0])
+
+
+def assign(tensors: Sequence[Measured], budget: int) -> dict[str, QType]:
+    """The types with the least sum of errors whose sizes keep within `budget` bytes.
+
+    Starts from every tensor's smallest type and takes the steps that save most error for a byte, until none fits. On
+    each tensor's convex hull that is the optimum but for the last step; the rest of the budget is filled with whatever
+    still fits, hull or not.
+
+    Raises
+    ------
+    ValueError
+        If even the smallest types don't fit; the message says how many bytes they need.
+    """
+    hulls = {t.name: t.hull() for t in tensors}
+    at = dict.fromkeys(hulls, 0)
+    used = sum(hull[0][0] for hull in hulls.values())
+    if used > budget:
+        raise ValueError(f"the smallest types need {used} bytes, {budget} are allowed")
+    steps = sorted(
+        ((_rate(hull[i], hull[i + 1]), name, i) for name, hull in hulls.items() for i in range(len(hull) - 1)),
+        key=lambda step: -step[0],
+    )
+    for _, name, i in steps:
+        hull = hulls[name]
+        if at[name] == i and used + hull[i + 1][0] - hull[i][0] <= budget:
+            used += hull[i + 1][0] - hull[i][0]
+            at[name] = i + 1
+    chosen = {name: hull[at[name]] for name, hull in hulls.items()}
+    # Points off the hull are between two steps; now that no step fits any more, one of them may.
+    while True:
+        best = max(
+            (
+                (chosen[t.name][1] - error, t.name, (size, error, qtype))
+                for t in tensors
+                for qtype, error in t.errors.items()
+                if (size := t.sizes[qtype]) - chosen[t.name][0] <= budget - used and error < chosen[t.name][1]
+            ),
+            key=lambda item: (item[0], item[1]),
+            default=None,
+        )
+        if best is None:
+            return {name: point[2] for name, point in chosen.items()}
+        used += best[2][0] - chosen[best[1]][0]
+        chosen[best[1]] = best[2]
+
+
+def sample_rows(rows: int, width: int, values: int) -> npt.NDArray[np.intp]:
+    """Row numbers, evenly spread, that hold about `values` values, at least 8 where there are so many."""
+    count = min(rows, max(8, values // max(width, 1)))
+    return np.unique(np.linspace(0, rows - 1, count).round().astype(np.intp))
+
+
+def relative_error(
+    x: npt.NDArray[np.float32], qtype: QType, importance: npt.NDArray[np.float32] | None, threads: int | None = 1
+) -> float:
+    """The weighted squared error of quantizing rows, relative to their weighted squares.
+
+    `importance` has one row of weights for all rows of `x`, or one for each of them.
+    """
+    from .decode import dequantize
+    from .encode import quantize
+
+    if importance is not None and importance.ndim == 2:
+        parts: list[Any] = [
+            quantize(row[None], qtype, imatrix=w, threads=threads) for row, w in zip(x, importance, strict=True)
+        ]
+        packed = np.concatenate(parts)
+    else:
+        packed = quantize(x, qtype, imatrix=importance, threads=threads)
+    y = dequantize(packed, qtype, threads=threads)
+    weights = np.float64(1) if importance is None else importance.astype(np.float64)
+    total = float((weights * x.astype(np.float64) ** 2).sum())
+    wrong = float((weights * (x.astype(np.float64) - y) ** 2).sum())
+    return wrong / total if total else 0.0

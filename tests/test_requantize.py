@@ -1,0 +1,429 @@
+"""Requantizing tiny models: types by the recipes, bytes by ggufx.quantize, metadata as llama-quantize writes it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ggufx
+from ggufx import GGUFError, GGUFWarning, QType
+from ggufx.budget import Measured, assign, sample_rows
+from ggufx.filetypes import FileType
+from ggufx.recipes import ModelFacts, Request, choose
+from ggufx.requantize import Importance, Override, ordered, requantize
+from ggufx.splitting import split
+from ggufx.writer import Writer
+
+pytestmark = pytest.mark.skipif(not hasattr(ggufx, "quantize"), reason="needs ggufx.quantize")
+LAYERS, WIDTH = 4, 256
+
+
+def make_model(path: Path, *, width: int = WIDTH, experts: int = 0, qtype: QType | None = None, seed: int = 0) -> Path:
+    rng = np.random.default_rng(seed)
+
+    def values(*shape: int) -> np.ndarray:
+        return (rng.standard_normal(shape) * rng.lognormal(0, 0.5, shape[-1])).astype(np.float32) / 16
+
+    with Writer(path, sync=False) as w:
+        w.set("general.architecture", "llama")
+        w.set("general.file_type", 0)
+        w.set("general.name", "tiny")
+        w.set("llama.block_count", LAYERS)
+        w.set("llama.attention.head_count", 4)
+        w.set("llama.attention.head_count_kv", 2)
+        if experts:
+            w.set("llama.expert_count", experts)
+        w.add("output.weight", values(64, width), qtype=qtype)
+        w.add("token_embd.weight", values(64, width), qtype=qtype)
+        w.add("output_norm.weight", values(width))
+        for n in range(LAYERS):
+            for part in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+                stacked = experts and part.startswith("ffn")
+                shape = (experts, 16, width) if stacked else (32, width)
+                w.add(f"blk.{n}.{part}{'_exps' if stacked else ''}.weight", values(*shape), qtype=qtype)
+            w.add(f"blk.{n}.attn_norm.weight", values(width))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model") / "f32.gguf")
+
+
+def contents(path: Path | str) -> dict[str, tuple[str, bytes]]:
+    with ggufx.open(path) as f:
+        return {t.name: (t.qtype.name, t.packed().tobytes()) for t in f.tensors.values()}
+
+
+def expected(source: Path, mix: str, weights: dict | None = None, **request: object) -> dict[str, tuple[str, bytes]]:
+    with ggufx.open(source) as f:
+        facts = ModelFacts.from_metadata(f.metadata)
+        choices = choose(f.tensors.values(), facts, Request(FileType[mix], imatrix=bool(weights), **request))
+        made = {}
+        for c in choices:
+            packed = f[c.name].packed()
+            if c.qtype != c.source:
+                packed = ggufx.quantize(f[c.name].dequantize(), c.qtype, imatrix=(weights or {}).get(c.name))
+            made[c.name] = (c.qtype.name, packed.tobytes())
+        return made
+
+
+@pytest.mark.parametrize("mix", ["Q4_K_M", "Q3_K_S", "Q2_K", "Q8_0", "Q4_0", "IQ4_XS", "F16", "BF16", "MXFP4_MOE"])
+def test_types_and_bytes(model: Path, tmp_path: Path, mix: str) -> None:
+    report = requantize(model, tmp_path / "out.gguf", mix, sync=False)
+    made = contents(tmp_path / "out.gguf")
+    assert made == expected(model, mix)
+    assert list(made) == [c.name for c in report.choices]
+    assert report.nbytes_after == sum(len(data) for _, data in made.values())
+    assert report.paths == (str(tmp_path / "out.gguf"),)
+
+
+def test_metadata_as_llama_quantize_writes_it(model: Path, tmp_path: Path) -> None:
+    weights = importance(model)
+    requantize(
+        model,
+        tmp_path / "out.gguf",
+        "q4_k_m",
+        imatrix=Importance(weights, "some/file.dat", "text.txt", 128),
+        override_kv=[Override.parse("general.name=str:other"), Override.parse("x.n=int:-5")],
+        sync=False,
+    )
+    with ggufx.open(tmp_path / "out.gguf") as f:
+        kinds = {key: (str(f.metadata.types[key]), f.metadata[key]) for key in f.metadata}
+    assert list(kinds.items())[-9:] == [
+        ("llama.attention.head_count_kv", ("UINT32", 2)),
+        ("general.quantization_version", ("UINT32", 2)),
+        ("general.file_type", ("UINT32", 15)),
+        ("general.name", ("STRING", "other")),
+        ("x.n", ("UINT32", 5)),
+        ("quantize.imatrix.file", ("STRING", "some/file.dat")),
+        ("quantize.imatrix.dataset", ("STRING", "text.txt")),
+        ("quantize.imatrix.entries_count", ("UINT32", len(weights))),
+        ("quantize.imatrix.chunks_count", ("UINT32", 128)),
+    ]
+
+
+def importance(source: Path) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    with ggufx.open(source) as f:
+        shapes = {t.name: (*t.shape[:-2], t.shape[-1]) for t in f.tensors.values() if t.ndim > 1}
+    return {name: (rng.random(shape) ** 2 * 10 + 0.01).astype(np.float32) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("experts", [0, 3])
+@pytest.mark.parametrize("mix", ["Q4_K_M", "Q4_0", "IQ4_NL"])
+def test_with_importance(tmp_path: Path, mix: str, experts: int) -> None:
+    source = make_model(tmp_path / "in.gguf", experts=experts)
+    weights = importance(source)
+    requantize(source, tmp_path / "out.gguf", mix, imatrix=weights, sync=False)
+    made = contents(tmp_path / "out.gguf")
+    assert made == expected(source, mix, weights)
+    assert made != expected(source, mix)
+    some = {name: w for name, w in weights.items() if "attn_v" in name}
+    requantize(source, tmp_path / "out.gguf", mix, imatrix=weights, include_weights=["attn_v"], sync=False)
+    assert contents(tmp_path / "out.gguf") == expected(source, mix, some)
+    others = {name: w for name, w in weights.items() if "attn_v" not in name}
+    requantize(source, tmp_path / "out.gguf", mix, imatrix=weights, exclude_weights=["attn_v"], sync=False)
+    assert contents(tmp_path / "out.gguf") == expected(source, mix, others)
+
+
+def test_importance_is_checked(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(GGUFError, match=r"blk\.0\.attn_k\.weight.*IQ2_XS needs an importance matrix"):
+        requantize(model, tmp_path / "out.gguf", "IQ2_XS")
+    weights = importance(model)
+    weights["blk.1.ffn_up.weight"] = np.ones(7, np.float32)
+    with pytest.raises(GGUFError, match=r"blk\.1\.ffn_up\.weight.*7 values, 1 x 256"):
+        requantize(model, tmp_path / "out.gguf", "Q4_K_M", imatrix=weights)
+    with pytest.raises(ValueError, match="exclude each other"):
+        requantize(model, tmp_path / "out.gguf", "Q4_K_M", include_weights=["a"], exclude_weights=["b"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_reach_the_recipe(model: Path, tmp_path: Path) -> None:
+    request = {
+        "tensor_types": [("attn_q", QType.Q8_0)],
+        "output_type": QType.Q5_K,
+        "embedding_type": QType.Q3_K,
+    }
+    requantize(model, tmp_path / "out.gguf", "Q4_K_M", sync=False, **request)
+    assert contents(tmp_path / "out.gguf") == expected(model, "Q4_K_M", **request)
+    for option in ("pure", "leave_output"):
+        requantize(model, tmp_path / "out.gguf", "Q4_K_M", sync=False, **{option: True})
+        assert contents(tmp_path / "out.gguf") == expected(model, "Q4_K_M", **{option: True})
+
+
+def test_quantized_tensors_need_leave_and_are_told(tmp_path: Path) -> None:
+    source = make_model(tmp_path / "q2.gguf", qtype=QType.Q2_K)
+    with pytest.raises(GGUFError, match=r"quantized already \(Q2_K\).*allow_requantize"):
+        requantize(source, tmp_path / "out.gguf", "Q4_K_M")
+    with pytest.warns(GGUFWarning, match="larger, not better"):
+        report = requantize(source, tmp_path / "out.gguf", "Q4_K_M", allow_requantize=True, sync=False)
+    assert len(report.requantized) == 7 * LAYERS + 2
+    assert contents(tmp_path / "out.gguf") == expected(source, "Q4_K_M")
+
+
+def test_the_same_types_are_copied(tmp_path: Path) -> None:
+    source = make_model(tmp_path / "q8.gguf", qtype=QType.Q8_0)
+    report = requantize(source, tmp_path / "out.gguf", "Q8_0", sync=False)
+    assert not report.requantized
+    assert contents(tmp_path / "out.gguf") == {k: contents(source)[k] for k in contents(tmp_path / "out.gguf")}
+
+
+def test_copy_keeps_every_type(tmp_path: Path) -> None:
+    source = make_model(tmp_path / "q2.gguf", qtype=QType.Q2_K)
+    requantize(source, tmp_path / "out.gguf", "COPY", override_kv=[Override.parse("a.b=bool:true")], sync=False)
+    assert contents(tmp_path / "out.gguf").items() == contents(source).items()
+    with ggufx.open(tmp_path / "out.gguf") as f:
+        assert f.metadata["a.b"] is True
+
+
+def test_pruned_layers_move_up(model: Path, tmp_path: Path) -> None:
+    weights = importance(model)
+    requantize(model, tmp_path / "out.gguf", "Q8_0", prune_layers=[1, 2], imatrix=weights, sync=False)
+    made, whole = contents(tmp_path / "out.gguf"), expected(model, "Q8_0")
+    assert {n for n in made if n.startswith("blk.")} == {n for n in whole if n.startswith(("blk.0", "blk.1"))}
+    assert made["blk.1.attn_q.weight"] == whole["blk.3.attn_q.weight"]
+    with ggufx.open(tmp_path / "out.gguf") as f:
+        assert f.metadata["llama.block_count"] == 2
+    with pytest.raises(ValueError, match=r"blocks \[9\]"):
+        requantize(model, tmp_path / "out.gguf", "Q8_0", prune_layers=[9])
+
+
+def test_overrides_guide_the_choice(model: Path, tmp_path: Path) -> None:
+    override = [Override("llama.attention.head_count_kv", 1, "uint32")]
+    report = requantize(model, tmp_path / "o.gguf", "Q2_K_S", override_kv=override, dry_run=True)
+    assert next(c for c in report.choices if "attn_v" in c.name).qtype == QType.Q4_K
+
+
+@pytest.mark.parametrize("text", ["", "a", "a=1", "a=int:x", "a=bool:yes", "a=list:1", "=int:1"])
+def test_overrides_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Override.parse(text)
+
+
+def test_shards_in_and_out(model: Path, tmp_path: Path) -> None:
+    shards = split(model, tmp_path / "part", max_tensors=9)
+    whole = requantize(shards[2], tmp_path / "one.gguf", "Q4_K_M", sync=False)
+    assert contents(tmp_path / "one.gguf") == expected(model, "Q4_K_M")
+    assert len(whole.paths) == 1
+    kept = requantize(shards[0], tmp_path / "kept.gguf", "Q4_K_M", keep_split=True, sync=False)
+    assert [Path(p).name for p in kept.paths] == [
+        f"kept-{n + 1:05d}-of-{len(shards):05d}.gguf" for n in range(len(shards))
+    ]
+    for before, after in zip(shards, kept.paths, strict=True):
+        assert list(contents(before)) == list(contents(after))
+
+
+def test_a_dry_run_writes_nothing(model: Path, tmp_path: Path) -> None:
+    report = requantize(model, tmp_path / "out.gguf", "Q4_K_M", dry_run=True)
+    assert report.paths == ()
+    assert list(tmp_path.iterdir()) == []
+    real = requantize(model, tmp_path / "out.gguf", "Q4_K_M", sync=False)
+    assert (real.nbytes_after, real.choices) == (report.nbytes_after, report.choices)
+    assert "one dimension" in "\n".join(report.notes())
+
+
+def test_fallbacks_are_told_with_their_bits(tmp_path: Path) -> None:
+    source = make_model(tmp_path / "in.gguf", width=288)
+    with pytest.warns(GGUFWarning, match=r"fall back.*\d\.\d\d bits per weight there"):
+        report = requantize(source, tmp_path / "out.gguf", "Q4_K_M", sync=False)
+    assert len(report.fallbacks) == 7 * LAYERS + 1
+    assert contents(tmp_path / "out.gguf") == expected(source, "Q4_K_M")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_value_that_is_no_number_is_named(tmp_path: Path, bad: float) -> None:
+    values = np.ones((3, 40, 256), np.float32)
+    values[2, 7, 5] = bad
+    with Writer(tmp_path / "in.gguf", sync=False) as w:
+        w.set("general.architecture", "llama")
+        w.set("llama.block_count", 1)
+        w.add("blk.0.ffn_up_exps.weight", values)
+    with pytest.raises(GGUFError, match=r"ffn_up_exps\.weight.*\[2, 7, 5\]"):
+        requantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M")
+    assert [p.name for p in tmp_path.iterdir()] == ["in.gguf"]
+
+
+def test_overflow_is_counted_once(tmp_path: Path) -> None:
+    with Writer(tmp_path / "in.gguf", sync=False) as w:
+        w.set("general.architecture", "llama")
+        w.set("llama.block_count", 1)
+        w.add("blk.0.ffn_up.weight", np.full((3, 256), 1e8, np.float32))
+    with pytest.warns(GGUFWarning, match=r"24 scales or values.*ffn_up") as caught:
+        requantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q8_0", sync=False)
+    assert len(caught) == 1
+
+
+def test_never_over_the_input(model: Path) -> None:
+    before = model.read_bytes()
+    with pytest.raises(ValueError, match="output is the input"):
+        requantize(model, model, "Q8_0")
+    assert model.read_bytes() == before
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_do_not_change_bytes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    monkeypatch.setattr("ggufx.requantize.SLAB", 1000)
+    requantize(model, tmp_path / "out.gguf", "Q4_K_M", threads=threads, sync=False)
+    assert contents(tmp_path / "out.gguf") == expected(model, "Q4_K_M")
+
+
+def test_big_endian_models_become_the_same(model: Path, tmp_path: Path) -> None:
+    from ggufx.splitting import convert_endian
+
+    convert_endian(model, tmp_path / "big.gguf", "big")
+    requantize(tmp_path / "big.gguf", tmp_path / "out.gguf", "Q4_K_M", sync=False)
+    convert_endian(tmp_path / "out.gguf", tmp_path / "little.gguf", "little")
+    assert contents(tmp_path / "little.gguf") == expected(model, "Q4_K_M")
+
+
+def test_an_error_in_the_middle_leaves_nothing(model: Path, tmp_path: Path) -> None:
+    def progress(name: str, done: int, total: int) -> None:
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        requantize(model, tmp_path / "out.gguf", "Q4_K_M", progress=progress)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ordered_keeps_order_and_bounds() -> None:
+    started = []
+    results = ordered(lambda n: started.append(n) or n * n, range(100), 4)
+    assert next(results) == 0
+    assert len(started) <= 13
+    assert list(results) == [n * n for n in range(1, 100)]
+    failing = ordered(lambda n: 1 // (3 - n), range(100), 2)
+    with pytest.raises(ZeroDivisionError):
+        list(failing)
+
+
+# --- under a size ----------------------------------------------------------------------------------------------------
+
+
+def total_error(source: Path, made: dict[str, tuple[str, bytes]]) -> float:
+    """The measure that the search minimizes, over all rows."""
+    error = 0.0
+    with ggufx.open(source) as f:
+        for name, (qtype, packed) in made.items():
+            x = f[name].dequantize().astype(np.float64)
+            y = ggufx.dequantize(np.frombuffer(packed, np.uint8), QType[qtype], shape=x.shape)
+            error += float(((x - y) ** 2).sum() / (x**2).sum())
+    return error
+
+
+@pytest.mark.parametrize("mix", ["Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K"])
+def test_a_search_beats_the_mix_of_equal_size(model: Path, tmp_path: Path, mix: str) -> None:
+    requantize(model, tmp_path / "mix.gguf", mix, sync=False)
+    size = (tmp_path / "mix.gguf").stat().st_size
+    report = requantize(model, tmp_path / "best.gguf", None, target_size=size, sync=False)
+    assert 0.9 * size < (tmp_path / "best.gguf").stat().st_size <= size
+    best, fixed = (total_error(model, contents(tmp_path / n)) for n in ("best.gguf", "mix.gguf"))
+    assert best < fixed or (mix == "Q6_K" and best == fixed)  # there is nothing to gain where all are alike
+    assert report.error == pytest.approx(best, rel=0.2)
+
+
+def test_a_search_with_importance_reaches_lower(model: Path, tmp_path: Path) -> None:
+    weights = importance(model)
+    size = 100_000
+    report = requantize(model, tmp_path / "best.gguf", None, target_size=size, imatrix=weights, dry_run=True)
+    assert report.nbytes_after < size
+    assert {c.qtype for c in report.choices if c.kept is None} & {
+        QType.IQ2_XXS,
+        QType.IQ2_XS,
+        QType.IQ2_S,
+        QType.IQ3_XXS,
+    }
+
+
+def test_what_was_asked_for_stays(model: Path, tmp_path: Path) -> None:
+    report = requantize(
+        model,
+        tmp_path / "best.gguf",
+        None,
+        target_size=160_000,
+        tensor_types=[("attn_v", QType.Q8_0)],
+        output_type=QType.F16,
+        dry_run=True,
+    )
+    types = {c.name: c.qtype for c in report.choices}
+    assert {t for n, t in types.items() if "attn_v" in n} == {QType.Q8_0}
+    assert types["output.weight"] == QType.F16
+
+
+def test_too_small_a_size_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing fits into"):
+        requantize(model, tmp_path / "best.gguf", None, target_size=10_000)
+
+
+def test_assignment_is_optimal_on_small_cases() -> None:
+    """Against trying every combination."""
+    import itertools
+
+    rng = np.random.default_rng(1)
+    kinds = (QType.Q2_K, QType.Q4_K, QType.Q6_K, QType.Q8_0)
+    for _ in range(30):
+        sizes = [{k: ggufx.nbytes((int(rows), 256), k) for k in kinds} for rows in rng.integers(1, 9, 4)]
+        tensors = [
+            Measured(f"t{i}", size, dict(zip(kinds, sorted(rng.random(4))[::-1], strict=True)))
+            for i, size in enumerate(sizes)
+        ]
+        budget = int(rng.integers(sum(s[QType.Q2_K] for s in sizes), sum(s[QType.Q8_0] for s in sizes) + 1))
+        combos = [
+            sum(t.errors[k] for t, k in zip(tensors, combo, strict=True))
+            for combo in itertools.product(kinds, repeat=4)
+            if sum(s[k] for s, k in zip(sizes, combo, strict=True)) <= budget
+        ]
+        chosen = assign(tensors, budget)
+        assert sum(s[chosen[t.name]] for s, t in zip(sizes, tensors, strict=True)) <= budget
+        # The last step is rounded to whole tensors; it costs at most one of them.
+        worst_step = max(max(t.errors.values()) - min(t.errors.values()) for t in tensors)
+        assert sum(t.errors[chosen[t.name]] for t in tensors) <= min(combos) + worst_step
+
+
+def test_sampled_rows() -> None:
+    assert sample_rows(1000, 256, 2560).tolist() == [0, 111, 222, 333, 444, 555, 666, 777, 888, 999]
+    assert sample_rows(3, 256, 1 << 20).tolist() == [0, 1, 2]
+    assert len(sample_rows(10**6, 10**6, 1)) == 8
+
+
+def test_a_tensor_of_unknown_type_is_carried_over(tmp_path: Path) -> None:
+    import struct
+
+    text = lambda s: struct.pack("<Q", len(s)) + s  # noqa: E731
+    header = b"GGUF" + struct.pack("<IQQ", 3, 1, 2)
+    header += text(b"general.architecture") + struct.pack("<I", 8) + text(b"x")
+    header += text(b"x.block_count") + struct.pack("<II", 4, 1)
+    header += text(b"blk.0.new_norm.weight") + struct.pack("<IQIQ", 1, 4, 99, 0)
+    header += bytes(-len(header) % 32)
+    (tmp_path / "in.gguf").write_bytes(header + bytes(range(32)))
+    requantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M", sync=False)
+    with ggufx.open(tmp_path / "out.gguf") as f:
+        assert bytes(f["blk.0.new_norm.weight"].packed()) == bytes(range(32))
+
+
+def test_memory_stays_at_some_slabs(tmp_path: Path) -> None:
+    with Writer(tmp_path / "in.gguf", sync=False) as w:
+        w.set("general.architecture", "llama")
+        w.set("llama.block_count", 1)
+        for n in range(12):
+            ones = lambda: np.ones(4_000_000, np.float16)  # noqa: E731
+            w.add(f"blk.0.{n}.weight", ones, shape=(4000, 1000), qtype="f16")
+    code = """
+import resource, sys
+from ggufx.requantize import requantize
+import ggufx.encode, ggufx.decode
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+requantize(sys.argv[1], sys.argv[2], "F32", threads=2, sync=False)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    args = [sys.executable, "-c", code, str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf")]
+    child = subprocess.run(args, capture_output=True, cwd="/")
+    assert child.returncode == 0, child.stderr
+    mapped = (tmp_path / "in.gguf").stat().st_size // 1024
+    assert int(child.stdout) < mapped + 100_000
+    assert (tmp_path / "out.gguf").stat().st_size > 12 * 16_000_000
