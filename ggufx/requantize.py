@@ -687,7 +687,7 @@ def _quantized(slab: _Slab, overflows: _Overflows) -> npt.NDArray[np.uint8]:
         row, column = (int(i) for i in bad[0])
         at = [int(i) for i in np.unravel_index(row + slab.start, slab.source.shape[:-1])]
         raise GGUFError(
-            f"{slab.source.tensor.label}: the value at {[*at, column]} is {values[row, column]}, which can't be quantized"
+            f"{slab.source.tensor.label}: the value at {[*at, column]} is {values[row, column]}: no number to quantize"
         ) from error
 
 

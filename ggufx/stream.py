@@ -147,6 +147,10 @@ class Stream:
         """The tensor that is written next, or None when all are."""
         return self._queue[-1][1] if self._queue else None
 
+    def __len__(self) -> int:
+        """Tensors that are still to be written."""
+        return len(self._queue)
+
     def put(self, data: Any = None) -> None:
         """Write the next tensor, from its source or from `data`."""
         number, entry = self._queue.pop()

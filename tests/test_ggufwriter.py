@@ -1,0 +1,257 @@
+"""GGUFWriter against the gguf package's own: the same calls give the same bytes."""
+
+import inspect
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ggufx import GGUFError
+from ggufx.ggufwriter import GGUFWriter
+from ggufx.writerkeys import KEYS
+
+gguf = pytest.importorskip("gguf")
+BOTH = pytest.mark.parametrize("cls", [gguf.GGUFWriter, GGUFWriter])
+
+
+def both(tmp_path: Path, build: Any, **options: Any) -> None:
+    """Run the same calls on both writers and compare every file."""
+    made = []
+    for cls, name in ((gguf.GGUFWriter, "theirs"), (GGUFWriter, "ours")):
+        folder = tmp_path / name
+        folder.mkdir()
+        build(cls(folder / "m.gguf", "llama", **options))
+        made.append({p.name: p.read_bytes() for p in sorted(folder.iterdir())})
+    assert made[0].keys() == made[1].keys()
+    for name in made[0]:
+        assert made[1][name] == made[0][name], name
+
+
+def finish(w: Any) -> None:
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+def add_everything(w: Any) -> None:
+    w.add_uint8("u8", 1)
+    w.add_int8("i8", -1)
+    w.add_uint16("u16", 2)
+    w.add_int16("i16", -2)
+    w.add_uint32("u32", 3)
+    w.add_int32("i32", -3)
+    w.add_uint64("u64", 4)
+    w.add_int64("i64", -4)
+    w.add_float32("f32", 0.1)
+    w.add_float64("f64", 0.1)
+    w.add_bool("b", True)
+    w.add_string("s", "text é")
+    w.add_string("empty", "")
+    w.add_array("ints", [1, -2, 3])
+    w.add_array("floats", [0.5, 1.5])
+    w.add_array("bools", [True, False])
+    w.add_array("strings", ["a", "b"])
+    w.add_array("byte strings", [b"a", b"\xff"])
+    w.add_array("bytes", b"\x00\x01\xff")
+    w.add_array("nothing", [])
+    w.add_key_value("typed", [1, 2], gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT8)
+    w.add_array("nested", [[1, 2], [3]])
+
+
+def add_tensors(w: Any) -> None:
+    rng = np.random.default_rng(0)
+    for dtype in (np.float32, np.float16, np.float64, np.int8, np.int16, np.int32, np.int64):
+        w.add_tensor(np.dtype(dtype).name, (rng.standard_normal((3, 7)) * 50).astype(dtype))
+    packed = rng.integers(0, 256, (4, 60), np.uint8)
+    w.add_tensor("q4_1", packed, raw_dtype=gguf.GGMLQuantizationType.Q4_1)
+    w.add_tensor("q4_k", rng.integers(0, 256, (2, 3, 288), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q4_K)
+    w.add_tensor("reshaped", packed.reshape(-1), raw_shape=(4, 60), raw_dtype=gguf.GGMLQuantizationType.Q4_1)
+    w.add_tensor("bf16", np.arange(6, dtype=np.uint16), raw_dtype=gguf.GGMLQuantizationType.BF16)
+    w.add_tensor("strided", np.arange(24, dtype=np.float32).reshape(4, 6)[::2, ::3])
+
+
+@pytest.mark.parametrize("endianess", [gguf.GGUFEndian.LITTLE, gguf.GGUFEndian.BIG])
+@pytest.mark.parametrize("alignment", [None, 64])
+@pytest.mark.parametrize("use_temp_file", [False, True])
+def test_all_values_and_tensors(tmp_path: Path, endianess: int, alignment: int | None, use_temp_file: bool) -> None:
+    def build(w: Any) -> None:
+        add_everything(w)
+        if alignment:
+            w.add_custom_alignment(alignment)
+        add_tensors(w)
+        finish(w)
+
+    both(tmp_path, build, endianess=endianess, use_temp_file=use_temp_file)
+
+
+@pytest.mark.parametrize(
+    "options", [{"split_max_tensors": 3}, {"split_max_size": 300}, {"split_max_tensors": 5, "small_first_shard": True}]
+)
+def test_shards(tmp_path: Path, options: dict) -> None:
+    def build(w: Any) -> None:
+        w.add_name("shards")
+        add_tensors(w)
+        finish(w)
+
+    both(tmp_path, build, **options)
+
+
+def test_tensor_data_brought_one_by_one(tmp_path: Path) -> None:
+    arrays = [np.full((3, 5), n, np.float32) for n in range(4)]
+
+    def build(w: Any) -> None:
+        for n, a in enumerate(arrays):
+            w.add_tensor_info(f"t{n}", a.shape, a.dtype, a.nbytes)
+        w.write_header_to_file()
+        w.write_kv_data_to_file()
+        w.write_ti_data_to_file()
+        for a in arrays:
+            w.write_tensor_data(a)
+        w.close()
+
+    both(tmp_path, build)
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 4])
+def test_metadata_alone_ends_where_the_calls_end(tmp_path: Path, calls: int) -> None:
+    def build(w: Any) -> None:
+        w.add_name("vocabulary")
+        steps = [w.write_header_to_file, w.write_kv_data_to_file, w.write_ti_data_to_file]
+        if calls == 4:
+            steps[2] = w.write_tensors_to_file
+        for step in steps[:calls]:
+            step()
+        w.close()
+
+    both(tmp_path, build)
+
+
+def test_lazy_tensors(tmp_path: Path) -> None:
+    def build(w: Any) -> None:
+        lazy = gguf.LazyNumpyTensor(
+            meta=gguf.LazyNumpyTensor.meta_with_dtype_and_shape(np.float32, (2, 3)),
+            args=(np.arange(6, dtype=np.float32).reshape(2, 3),),
+            func=lambda a: a * 2,
+        )
+        w.add_tensor("lazy", lazy)
+        finish(w)
+
+    both(tmp_path, build)
+
+
+def sample(kind: str) -> Any:
+    return {"string": "x", "bool": True, "float32": 0.5, "array": [1, 2], "uint32|array": 3}.get(kind, 4)
+
+
+def test_every_call_of_gguf_exists_and_sets_the_same_key(tmp_path: Path) -> None:
+    calls = {f"add_{name}": kind for kind, names in KEYS.items() for name in names}
+    special = {
+        "add_key_value", "add_tensor", "add_tensor_info", "add_architecture", "add_custom_alignment",
+        "add_dense_features_dims", "add_chat_template", "add_shard_kv_data", "add_string", "add_array",
+    }  # fmt: skip
+    plain = {name for name in vars(gguf.GGUFWriter) if name.startswith("add_") and name[-1].isdigit()} | {"add_bool"}
+    theirs = {name for name in vars(gguf.GGUFWriter) if name.startswith("add_")}
+    assert theirs - special - plain == set(calls)
+    assert all(hasattr(GGUFWriter, name) for name in theirs - {"add_shard_kv_data"})
+    enums = {
+        "add_expert_gating_func": gguf.ExpertGatingFuncType.SIGMOID,
+        "add_pooling_type": gguf.PoolingType.MEAN,
+        "add_rope_scaling_type": gguf.RopeScalingType.YARN,
+    }
+
+    def build(w: Any) -> None:
+        for name, kind in calls.items():
+            value = enums.get(name, sample(kind))
+            ids = [0] if "source_id" in inspect.signature(getattr(gguf.GGUFWriter, name)).parameters else []
+            getattr(w, name)(*ids, value)
+            if kind == "uint32|array":
+                getattr(w, name)([5, 6])
+        w.add_dense_features_dims("dense_2", 3, 4)
+        w.add_chat_template([{"name": "tool use", "template": "t"}, {"name": "default", "template": "d"}])
+        finish(w)
+
+    logging.disable(logging.WARNING)
+    try:
+        both(tmp_path, build)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def test_parameter_counts(tmp_path: Path) -> None:
+    def count(names: dict[str, tuple[int, ...]]) -> list[tuple[int, ...]]:
+        counts = []
+        for cls in (gguf.GGUFWriter, GGUFWriter):
+            w = cls(tmp_path / "m.gguf", "llama")
+            for name, shape in names.items():
+                w.add_tensor(name, np.zeros(shape, np.float32))
+            counts.append(w.get_total_parameter_count())
+        return counts
+
+    for names in (
+        {"a": (3, 4), "blk.0.ffn_up_exps.weight": (8, 2, 3), "blk.0.ffn_up_exps.bias": (8, 2)},
+        {"a.lora_a": (2, 6), "a.lora_b": (5, 2)},
+        {"a.lora_b": (5, 2)},
+        {},
+    ):
+        theirs, ours = count(names)
+        assert ours == theirs
+
+
+def test_a_dry_run_prints_and_exits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    w = GGUFWriter(tmp_path / "m.gguf", "llama", dry_run=True)
+    with pytest.raises(SystemExit):
+        w.write_header_to_file()
+    assert capsys.readouterr().out.strip() == str(tmp_path / "m.gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
+@BOTH
+def test_calls_out_of_order_are_refused(tmp_path: Path, cls: type) -> None:
+    w = cls(tmp_path / "m.gguf", "llama")
+    for call in (w.write_kv_data_to_file, w.write_ti_data_to_file, lambda: w.write_tensor_data(np.zeros(1))):
+        with pytest.raises(ValueError, match=r"."):
+            call()
+    w.add_tensor("t", np.zeros(1, np.float32))
+    with pytest.raises(ValueError, match=r"'t'"):
+        w.add_tensor("t", np.zeros(1, np.float32))
+    with pytest.raises(ValueError, match=r"."):
+        w.add_tensor("c", np.zeros(1, np.complex64))
+    with pytest.raises(ValueError, match=r"."):
+        w.add_tensor("u", np.zeros((2, 17), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+    w.write_header_to_file()
+    with pytest.raises(ValueError, match=r"."):
+        w.add_tensor("late", np.zeros(1, np.float32))
+    w.close() if cls is gguf.GGUFWriter else None
+
+
+def test_what_gguf_lets_pass_is_refused(tmp_path: Path) -> None:
+    w = GGUFWriter(tmp_path / "m.gguf", "llama")
+    with pytest.raises(TypeError, match=r"'llama\.block_count'"):
+        w.add_block_count("many")
+    with pytest.raises(ValueError, match=r"'a'.*-1 doesn't fit uint32"):
+        w.add_uint32("a", -1)
+    with pytest.raises(ValueError, match=r"'t'.*48 bytes, but 99"):
+        w.add_tensor_info("t", (3, 4), np.float32, 99)
+    w.add_tensor("t", np.zeros(4, np.float32))
+    w.write_header_to_file()
+    with pytest.raises(GGUFError, match="1 planned tensors weren't written"):
+        w.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_data_is_told(tmp_path: Path) -> None:
+    w = GGUFWriter(tmp_path / "m.gguf", "llama")
+    for name in "ab":
+        w.add_tensor_info(name, (4,), np.float32, 16)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_ti_data_to_file()
+    with pytest.raises(ValueError, match="8 bytes are given, 16"):
+        w.write_tensor_data(np.zeros(2, np.float32))
+    w.write_tensor_data(np.zeros(4, np.float32))
+    with pytest.raises(GGUFError, match="1 planned tensors"):
+        w.close()
+    assert list(tmp_path.iterdir()) == []
