@@ -14,15 +14,21 @@ from .tensor import Tensor
 
 if TYPE_CHECKING:
     from . import quants
+    from .filetypes import FileType
     from .gguf_reader import GGUFReader
+    from .gguf_writer import GGUFWriter
+    from .writer import Writer, write
 
 __all__ = [
+    "FileType",
     "GGUFError",
     "GGUFFile",
     "GGUFReader",
     "GGUFWarning",
+    "GGUFWriter",
     "QType",
     "Tensor",
+    "Writer",
     "__version__",
     "dequantize",
     "load",
@@ -31,10 +37,18 @@ __all__ = [
     "paths",
     "quantize",
     "quants",
+    "write",
 ]
 
 # Names that most programs don't need, and their modules: imported when they are asked for.
-_LATE = {"GGUFReader": ".gguf_reader", "quants": ".quants"}
+_LATE = {
+    "FileType": ".filetypes",
+    "GGUFReader": ".gguf_reader",
+    "GGUFWriter": ".gguf_writer",
+    "Writer": ".writer",
+    "quants": ".quants",
+    "write": ".writer",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -332,11 +332,7 @@ def _importance(imatrix: Any) -> Importance:
         return imatrix
     if isinstance(imatrix, Mapping):
         return Importance(imatrix)
-    from .imatrix import load
-
-    loaded = load(imatrix)
-    datasets = loaded.datasets
-    return Importance(loaded.weights(), os.fspath(imatrix), datasets[0] if datasets else None, loaded.chunk_count)
+    raise TypeError(f"imatrix should be an Importance or a mapping of names to arrays, not {type(imatrix).__name__}")
 
 
 class _Source(NamedTuple):
@@ -647,9 +643,9 @@ def _nearest(choices: Iterable[Choice]) -> FileType:
     for c in choices:
         if isinstance(c.qtype, QType):
             weight[c.qtype] += math.prod(c.shape)
-    medium = (FileType.Q3_K_M, FileType.Q4_K_M, FileType.Q5_K_M)
+    mixes: list[FileType] = [FileType.Q3_K_M, FileType.Q4_K_M, FileType.Q5_K_M, *FileType]  # the usual ones first
     for qtype, _ in weight.most_common():
-        for ftype in (*medium, *FileType):
+        for ftype in mixes:
             if ftype.default_type == qtype:
                 return ftype
     return FileType.F32

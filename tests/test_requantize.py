@@ -16,7 +16,6 @@ from ggufx.requantize import Importance, Override, ordered, requantize
 from ggufx.splitting import split
 from ggufx.writer import Writer
 
-pytestmark = pytest.mark.skipif(not hasattr(ggufx, "quantize"), reason="needs ggufx.quantize")
 LAYERS, WIDTH = 4, 256
 
 

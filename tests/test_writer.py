@@ -299,7 +299,6 @@ def test_progress_reaches_the_total(tmp_path: Path) -> None:
     assert seen[-1][1] == seen[-1][2] == sum(a.nbytes for a in TYPED.values())
 
 
-@pytest.mark.skipif(not hasattr(ggufx, "quantize"), reason="needs ggufx.quantize")
 def test_quantized_on_the_way(tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((4, 256)).astype(np.float32)
     with Writer(tmp_path / "m.gguf") as w:

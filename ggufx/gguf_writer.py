@@ -26,7 +26,7 @@ from .formats import QType, nbytes
 from .outfile import OutputFile
 from .stream import Entry, PlannedFile, Stream, header_bytes, padded, shard_name
 from .valuetypes import ValueType
-from .writerkeys import KEYS
+from .gguf_keys import KEYS
 
 __all__ = ["GGUFWriter", "TensorInfo", "WriterState"]
 
@@ -89,7 +89,7 @@ class GGUFWriter:
     Notes
     -----
     ``add_block_count``, ``add_token_list`` and the rest of gguf's 240 calls exist under their names; the table of their
-    keys is :data:`ggufx.writerkeys.KEYS`. Shards after the first repeat ``general.alignment`` where it was set, because
+    keys is :data:`ggufx.gguf_keys.KEYS`. Shards after the first repeat ``general.alignment`` where it was set, because
     each is read by itself; gguf leaves it out.
     """
 

@@ -1,0 +1,121 @@
+"""Write a model in other tensor types: a mix of llama-quantize, or the best types under a size."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from typing import Any
+
+from ..filetypes import FileType
+from ..formats import QType
+from ..sizes import format_size, parse_size
+from .progressbar import add_progress_argument, progress_bar
+from .terminal import printable
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    mixes = " ".join(f.name for f in FileType)
+    parser.add_argument("input", metavar="IN", help="a GGUF file, or any shard of a set")
+    parser.add_argument("output", metavar="OUT", help="the file to write, never the input")
+    parser.add_argument("type", nargs="?", metavar="TYPE", help=f"a mix: {mixes}; or COPY")
+    parser.add_argument("--target-size", metavar="SIZE", help="search the types with the least error under this size")
+    parser.add_argument("--imatrix", metavar="FILE", help="importance matrix, as .dat or .gguf")
+    parser.add_argument(
+        "--include-weights", action="append", default=[], metavar="PART", help="importance only for these"
+    )
+    parser.add_argument(
+        "--exclude-weights", action="append", default=[], metavar="PART", help="no importance for these"
+    )
+    parser.add_argument(
+        "--tensor-type", action="append", default=[], metavar="PATTERN=TYPE", help="type of the tensors that match"
+    )
+    parser.add_argument("--output-tensor-type", metavar="TYPE", help="type of output.weight")
+    parser.add_argument("--token-embedding-type", metavar="TYPE", help="type of the token embeddings")
+    parser.add_argument("--pure", action="store_true", help="the mix's default type for every tensor")
+    parser.add_argument("--leave-output-tensor", action="store_true", help="keep output.weight as it is")
+    parser.add_argument(
+        "--allow-requantize", action="store_true", help="go on although tensors are quantized already; quality is lost"
+    )
+    parser.add_argument(
+        "--override-kv",
+        action="append",
+        default=[],
+        metavar="KEY=TYPE:VALUE",
+        help="metadata to set (int float bool str)",
+    )
+    parser.add_argument("--prune-layers", metavar="N,N", help="blocks to leave out")
+    parser.add_argument("--keep-split", action="store_true", help="write as many shards as there are")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, write nothing")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads at most")
+    parser.add_argument("--list", action="store_true", help="list every tensor's old and new type")
+    add_progress_argument(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Quantize and report."""
+    from ..requantize import Override, requantize
+
+    if arguments.type is None and arguments.target_size is None:
+        raise ValueError("TYPE or --target-size is needed")
+    pairs = [_pair(text, "--tensor-type") for text in arguments.tensor_type]
+    with warnings.catch_warnings(), progress_bar(arguments.progress, "quantize") as progress:
+        warnings.showwarning = _show
+        warnings.simplefilter("always")
+        report = requantize(
+            arguments.input,
+            arguments.output,
+            arguments.type,
+            imatrix=arguments.imatrix,
+            include_weights=arguments.include_weights,
+            exclude_weights=arguments.exclude_weights,
+            override_kv=[Override.parse(text) for text in arguments.override_kv],
+            prune_layers=[int(n) for n in arguments.prune_layers.split(",")] if arguments.prune_layers else (),
+            tensor_types=[(pattern.lower(), _qtype(name)) for pattern, name in pairs],
+            output_type=_qtype(arguments.output_tensor_type),
+            embedding_type=_qtype(arguments.token_embedding_type),
+            pure=arguments.pure,
+            leave_output=arguments.leave_output_tensor,
+            keep_split=arguments.keep_split,
+            allow_requantize=arguments.allow_requantize,
+            target_size=None if arguments.target_size is None else parse_size(arguments.target_size),
+            dry_run=arguments.dry_run,
+            threads=arguments.threads,
+            progress=progress,
+        )
+    if arguments.list:
+        for c in report.choices:
+            old, new = (q.name if isinstance(q, QType) else f"type {q}" for q in (c.source, c.qtype))
+            why = f"  ({c.kept})" if c.kept else f"  (instead of {c.wanted.name})" if c.wanted is not None else ""
+            print(f"{printable(c.name)}  {'x'.join(map(str, c.shape))}  {old} -> {new}{why}")
+    for note in report.notes():
+        print(note)
+    if report.error is not None:
+        print(f"sum of the tensors' relative errors, estimated on a sample: {report.error:.4g}")
+    if missing := [c for c in report.choices if c.needs_imatrix and c.qtype != c.source and not arguments.imatrix]:
+        print(f"{len(missing)} tensors need an importance matrix (--imatrix)")
+    for path in report.paths:
+        print(f"{printable(path)}: {report.ftype.name}, {format_size(report.nbytes_after)} of tensors")
+    return 0
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    left, equals, right = text.rpartition("=")
+    if not (left and equals and right):
+        raise ValueError(f"{option} {text!r}: PATTERN=TYPE was expected")
+    return left, right
+
+
+def _qtype(name: str | None) -> Any:
+    if name is None:
+        return None
+    if name.upper() not in QType.__members__:
+        raise ValueError(f"{name!r} is no tensor type; there are {', '.join(QType.__members__)}")
+    return QType[name.upper()]
+
+
+def _show(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"ggufx: warning: {printable(str(message))}", file=sys.stderr)
