@@ -93,6 +93,16 @@ def _qtype(qtype: object) -> QType:
         raise GGUFError(f"tensor type id {number} has no decoder: ggufx doesn't know it") from None
 
 
+def output_dtype(dtype: object, qtype: QType) -> np.dtype[Any]:
+    """Dtype of the array that :func:`dequantize` makes for this `dtype` argument."""
+    if qtype not in _INTEGERS:
+        return _output(dtype, qtype).dtype
+    own = np.dtype(NUMERIC_DTYPES[qtype])
+    if dtype is not None and not _is_dtype(dtype, own):
+        raise TypeError(f"{qtype.name} holds integers, which keep their dtype {own}; {dtype!r} was asked for")
+    return own
+
+
 def _source(src: object) -> npt.NDArray[np.uint8]:
     """The bytes of src, shape (..., bytes per row), without a copy."""
     if isinstance(src, np.ndarray):

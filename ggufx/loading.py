@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from math import prod
@@ -21,7 +21,7 @@ from .threads import run, thread_count
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Arena", "decode_all", "load", "select"]
+__all__ = ["ALIGN", "INTEGERS", "Arena", "aligned_memory", "decode_all", "load", "select"]
 
 # A cache line, and what SIMD stores like best.
 ALIGN = 64
@@ -67,15 +67,15 @@ class Arena:
         if size == 0:
             return np.empty(shape, dtype)
         if self._used + size > len(self._memory):
-            self._memory = _huge(self._segments.pop())
+            self._memory = aligned_memory(self._segments.pop())
             self._used = 0
         start = self._used
         self._used += -(-size // ALIGN) * ALIGN
         return self._memory[start : start + size].view(dtype).reshape(shape)
 
 
-def _huge(size: int) -> npt.NDArray[np.uint8]:
-    """`size` bytes of zeroed memory, on a huge-page boundary where that is worth having."""
+def aligned_memory(size: int) -> npt.NDArray[np.uint8]:
+    """Make `size` bytes of zeroed memory, on a huge-page boundary where that is worth having."""
     if size < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         spare = np.zeros(size + ALIGN, np.uint8)
         return spare[-spare.ctypes.data % ALIGN :][:size]
@@ -167,16 +167,23 @@ def decode_all(
     dtypes = [np.dtype(NUMERIC_DTYPES[QType(t.qtype)]) if t.qtype in INTEGERS else wanted for t in tensors]
     arena = Arena(t.size * d.itemsize for t, d in zip(tensors, dtypes, strict=True))
     outputs = {t.name: arena.take(t.shape, d) for t, d in zip(tensors, dtypes, strict=True)}
-    tasks: list[_Task] = []
-    for tensor in tensors:
-        packed, out, kind = tensor.packed(), outputs[tensor.name].reshape(-1), QType(tensor.qtype)
-        own = None if kind in INTEGERS else dtype
-        for start in range(0, len(out), TASK_VALUES):
-            first, last = (i // kind.block_size * kind.block_bytes for i in (start, min(start + TASK_VALUES, len(out))))
-            part = out[start : start + TASK_VALUES]
-            tasks.append(_Task(packed[first:last], kind, part, own, tensor.byte_order))
-    run(_Task.run, tasks, min(thread_count(threads), max(1, len(tasks))))
+    limit = thread_count(threads)
+    # Mapped tensors share the threads all at once; others are fetched one by one, so that they aren't all in memory.
+    together = [t for t in tensors if t.is_mapped]
+    for group in [together, *([t] for t in tensors if not t.is_mapped)]:
+        tasks = [task for t in group for task in _tasks(t, outputs[t.name], dtype)]
+        run(_Task.run, tasks, max(1, min(limit, len(tasks))))
     return outputs
+
+
+def _tasks(tensor: Tensor, out: npt.NDArray[Any], dtype: npt.DTypeLike | str | None) -> Iterator[_Task]:
+    """Cut one tensor into parts of whole blocks."""
+    packed, flat, kind = tensor.packed(), out.reshape(-1), QType(tensor.qtype)
+    own = None if kind in INTEGERS else dtype
+    for start in range(0, len(flat), TASK_VALUES):
+        stop = min(start + TASK_VALUES, len(flat))
+        first, last = (i // kind.block_size * kind.block_bytes for i in (start, stop))
+        yield _Task(packed[first:last], kind, flat[start:stop], own, tensor.byte_order)
 
 
 class _Task(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from .formats import QType
 from .header import Header, Limits, NeedMore, Problem, TensorTable, read_header
@@ -15,6 +15,10 @@ from .tensor import Tensor
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from .experts import MoE
+    from .layers import Layers
+    from .sources import Hint
 
 __all__ = ["GGUFFile", "TensorMap", "open", "read_file"]
 
@@ -106,6 +110,17 @@ class GGUFFile:
         self._metadata = Metadata(source, header.fields, header.version)
         self._tensors = TensorMap(source, header.tensors, unaligned)
 
+    def _copy_header(self, path: str, other: GGUFFile) -> None:
+        """Take on what describes another file, for a view of several."""
+        self.path = path
+        self.version = other.version
+        self.byte_order = other.byte_order
+        self.alignment = other.alignment
+        self.data_offset = other.data_offset
+        self._source = other._source
+        self._metadata = other._metadata
+        self._tensors = other._tensors
+
     @property
     def metadata(self) -> Metadata:
         """The metadata, a read-only mapping in file order whose values are decoded on first use."""
@@ -122,6 +137,42 @@ class GGUFFile:
     def size(self) -> int:
         """Bytes in the file."""
         return self._source.size
+
+    @property
+    def moe(self) -> MoE:
+        """The model's experts, however the file stores them: a mapping of block number to layer.
+
+        Raises
+        ------
+        GGUFError
+            If an expert is missing, or metadata and tensors disagree about the count.
+        """
+        from .experts import find_experts
+
+        return find_experts(self)
+
+    def layers(self, prefix: str = "blk") -> Layers:
+        """Group the tensors by block number.
+
+        Parameters
+        ----------
+        prefix : str
+            What stands before the number: ``"blk"``, or ``"v.blk"``, ``"enc.blk"`` ... in models that have those.
+
+        Returns
+        -------
+        Layers
+            The blocks in order; ``.outside`` holds the other tensors, and ``.decoded()`` works through the blocks in
+            recycled buffers.
+        """
+        from .layers import Layers
+
+        return Layers(self.tensors, prefix)
+
+    def advise(self, hint: Hint) -> None:
+        """Tell the system how the whole file will be used; see :meth:`Tensor.advise`."""
+        for tensor in self.tensors.values():
+            tensor.advise(hint)
 
     @property
     def closed(self) -> bool:
@@ -174,20 +225,23 @@ class GGUFFile:
             kept = ", but an array made from it keeps its map" if self.is_mapped else ""
             return f"<GGUFFile {self.path!r} closed{kept}>"
         faults = f", {len(self.problems)} problems" if self.problems else ""
-        return (
-            f"<GGUFFile {self.path!r} version {self.version}, {self.byte_order}-endian, "
-            f"{len(self._metadata)} metadata fields, {len(self._tensors)} tensors{faults}>"
-        )
+        return f"<GGUFFile {self.path!r} version {self.version}, {self.byte_order}-endian, {self._contents()}{faults}>"
+
+    def _contents(self) -> str:
+        return f"{len(self._metadata)} metadata fields, {len(self.tensors)} tensors"
 
     def __reduce__(self) -> Any:
         raise TypeError(f"{self.path}: an open file can't be pickled; send its path and open it there")
 
 
 def open(
-    path: str | bytes | os.PathLike[Any],
+    path: str | bytes | os.PathLike[Any] | IO[bytes],
     *,
     strict: bool = True,
     mode: Mode = "r",
+    shards: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    download: bool = False,
     max_header_bytes: int = Limits().max_header_bytes,
     max_tensors: int = Limits().max_tensors,
     max_nesting: int = Limits().max_nesting,
@@ -197,14 +251,21 @@ def open(
 
     Parameters
     ----------
-    path : path-like
-        A regular file, of any GGUF version (1, 2, 3) and byte order.
+    path : path-like, URL or binary file object
+        A regular file, of any GGUF version (1, 2, 3) and byte order; a URL that fsspec knows (``https://``, ``s3://``
+        ...), of which only what is asked for is fetched; or a seekable file object, read from where it begins.
     strict : bool
         Refuse a file in which a tensor lies outside the file, overlaps another or is there twice. With ``False``
         such faults are listed in :attr:`GGUFFile.problems`, and reading a faulty tensor raises.
     mode : {"r", "c", "read"}
         ``"r"`` maps the file read-only; ``"c"`` maps it copy-on-write, so that arrays are writable and nothing written
         reaches the file; ``"read"`` maps nothing: each access reads into fresh memory.
+    shards : bool
+        Open the whole set if the file is one shard of a split model (``-0000N-of-0000M.gguf``).
+    storage_options : mapping, optional
+        For a URL: what fsspec's file system takes (credentials, headers, endpoint). Never logged.
+    download : bool
+        For a URL: fetch the whole file into a temporary one first, where the server can't send ranges.
     max_header_bytes : int
         Bytes of metadata and tensor infos.
     max_tensors : int
@@ -230,16 +291,42 @@ def open(
     >>> with ggufx.open("model.gguf") as f:  # doctest: +SKIP
     ...     weights = f["blk.0.ffn_down.weight"].dequantize()
     """
-    if not isinstance(path, (str, bytes, os.PathLike)):
-        raise TypeError(f"path should be a string or path-like, not {type(path).__name__}")
     if mode not in ("r", "c", "read"):
         raise ValueError(f"mode should be 'r', 'c' or 'read', not {mode!r}")
     if not 1 <= max_nesting <= 64:
         raise ValueError(f"max_nesting should be 1 to 64, not {max_nesting}")
-    label = os.fsdecode(path)
-    source = FileSource(path, label) if mode == "read" else MapSource(path, label, private=mode == "c")
     limits = Limits(max_header_bytes, max_tensors, max_nesting, max_array_elements)
-    return read_file(label, source, limits, strict)
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        if not hasattr(path, "read") or not hasattr(path, "seek"):
+            raise TypeError(f"path should be path-like, a URL or a binary file, not {type(path).__name__}")
+        from .remote import ObjectSource
+
+        source: Source = ObjectSource(path)
+        return read_file(source.label, source, limits, strict)
+    if isinstance(path, str) and "://" in path:
+        from .remote import RemoteOpener
+
+        opener = RemoteOpener(path, storage_options, mode, download)
+        name = opener.path
+    else:
+        opener = None
+        name = os.fsdecode(path)
+
+    def open_one(name: str) -> GGUFFile:
+        if opener is not None:
+            source = opener.source(name)
+        elif mode == "read":
+            source = FileSource(name, name)
+        else:
+            source = MapSource(name, name, private=mode == "c")
+        return read_file(source.label, source, limits, strict)
+
+    first = open_one(name)
+    if not shards or "split.count" not in first.metadata:
+        return first
+    from .splits import open_set
+
+    return open_set(first, name, open_one, strict)
 
 
 def read_file(path: str, source: Source, limits: Limits, strict: bool) -> GGUFFile:
@@ -250,7 +337,7 @@ def read_file(path: str, source: Source, limits: Limits, strict: bool) -> GGUFFi
                 header = read_header(source.header, source.size, label=source.label, limits=limits, strict=strict)
                 break
             except NeedMore as short:
-                source.grow_header(max(short.wanted, 2 * len(source.header)))
+                source.grow_header(short.wanted)
     except BaseException:
         source.abandon()
         raise

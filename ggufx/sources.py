@@ -12,7 +12,8 @@ import stat
 import sys
 import weakref
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
     HeaderBuffer = bytes | mmap.mmap
 
-__all__ = ["FileSource", "MapSource", "Source", "open_regular"]
+Hint = Literal["normal", "sequential", "random", "willneed", "dontneed"]
+
+__all__ = ["FileSource", "Hint", "MapSource", "PieceSource", "Source", "open_regular"]
 
 
 class Source(ABC):
@@ -39,12 +42,15 @@ class Source(ABC):
         Byte order of the file, set once the header has been read.
     closed : bool
         Whether :meth:`close` was called.
+    mapped : bool
+        Whether reading costs nothing until the bytes are touched.
     """
 
     label: str
     size: int
     big_endian: bool = False
     closed: bool = False
+    mapped: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -59,9 +65,16 @@ class Source(ABC):
     def read(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Bytes `start` to `stop` as a one-dimensional array; both must lie in the file."""
 
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[npt.NDArray[np.uint8]]:
+        """Read several ranges, at once where that is faster."""
+        return [self.read(start, stop) for start, stop in ranges]
+
     @abstractmethod
     def close(self) -> None:
         """Let go of the bytes; later reads raise. Never raises, and may be called twice."""
+
+    def advise(self, hint: Hint, start: int, stop: int) -> None:  # noqa: B027
+        """Tell the system how bytes `start` to `stop` will be used; a source without a map ignores it."""
 
     def abandon(self) -> None:
         """Close a source that nothing was made from, and free its memory now rather than with the last traceback."""
@@ -113,6 +126,8 @@ class MapSource(Source):
     Arrays hold the map, so it lives until the last of them is gone, however early :meth:`close` is called.
     """
 
+    mapped = True
+
     def __init__(self, path: str | bytes | os.PathLike[Any], label: str, *, private: bool = False) -> None:
         fd, self.size = open_regular(path, label)
         access = mmap.ACCESS_COPY if private else mmap.ACCESS_READ
@@ -125,6 +140,7 @@ class MapSource(Source):
         finally:
             os.close(fd)
         self.label = label
+        self._private = private
         self._alive = weakref.ref(self._map)
         self._bytes: npt.NDArray[np.uint8] | None = np.frombuffer(self._map, np.uint8)
 
@@ -148,6 +164,19 @@ class MapSource(Source):
             raise AssertionError
         return self._bytes[start:stop]
 
+    def advise(self, hint: Hint, start: int, stop: int) -> None:
+        """Pass a hint on to the system, for whole pages inside the range."""
+        if self._map is None or not hasattr(mmap, "MADV_NORMAL"):
+            return
+        if hint == "dontneed":
+            if self._private:  # dropping such a page would lose what was written to it
+                return
+            start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+            stop = stop if stop == self.size else stop // mmap.PAGESIZE * mmap.PAGESIZE
+        start = start // mmap.PAGESIZE * mmap.PAGESIZE
+        if start < stop:
+            self._map.madvise(getattr(mmap, f"MADV_{hint.upper()}"), start, stop - start)
+
     def abandon(self) -> None:
         """Close, and unmap at once."""
         held = self._map
@@ -162,28 +191,39 @@ class MapSource(Source):
         self._bytes = None
 
 
-class FileSource(Source):
-    """A file read with ordinary reads: each array is fresh, writable memory of its own, and nothing is mapped."""
+class PieceSource(Source):
+    """A source read piece by piece: the header is fetched as far as parsing needs it, arrays are fresh memory."""
 
-    # Enough for the header of nearly any model in one read.
-    FIRST = 1 << 20
+    # Bytes of the first piece: small beside any tensor, and enough for the header of a model without a vocabulary.
+    first: ClassVar[int] = 1 << 18
 
-    def __init__(self, path: str | bytes | os.PathLike[Any], label: str) -> None:
+    def __init__(self, label: str, size: int) -> None:
         self.label = label
-        self._fd, self.size = open_regular(path, label)
+        self.size = size
         self._header = b""
-        self.grow_header(self.FIRST)
 
     @property
     def header(self) -> bytes:
         """The bytes read so far from the beginning of the file."""
         self.check_open()
+        if not self._header:
+            self.grow_header(self.first)
         return self._header
 
     def grow_header(self, wanted: int) -> None:
         """Make :attr:`header` at least `wanted` bytes long, or as long as the file."""
+        # Four times as much each time: few requests for a long header, little too much for a short one.
         have = len(self._header)
-        self._header += self.read(have, min(max(wanted, have), self.size)).tobytes()
+        stop = min(max(wanted, 4 * have), self.size)
+        self._header += self.read(have, stop).tobytes()
+
+
+class FileSource(PieceSource):
+    """A file read with ordinary reads; nothing is mapped."""
+
+    def __init__(self, path: str | bytes | os.PathLike[Any], label: str) -> None:
+        self._fd, size = open_regular(path, label)
+        super().__init__(label, size)
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Bytes `start` to `stop`, read into fresh memory."""
