@@ -94,7 +94,7 @@ def edit(
     source = os.fspath(path)
     if output is None:
         undo_unfinished(source)
-    with open_gguf(source) as f:
+    with open_gguf(source, shards=False) as f:
         layout = _layout(f)
         fields = {key: stored(f.metadata, key)[1] for key in f.metadata}
         _apply(fields, f, layout, set or {}, delete, rename or {}, types or {})

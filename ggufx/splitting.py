@@ -49,7 +49,7 @@ def split(
     """
     if max_bytes is None and max_tensors is None:
         raise TypeError("split() needs max_bytes or max_tensors")
-    with open_gguf(path) as f:
+    with open_gguf(path, shards=False) as f:
         _check_whole(f)
         writer = Writer(
             output,
@@ -87,7 +87,7 @@ def merge(
     """
     paths = shard_paths(path)
     with ExitStack() as opened:
-        files = [opened.enter_context(open_gguf(p)) for p in paths]
+        files = [opened.enter_context(open_gguf(p, shards=False)) for p in paths]
         check_set(files)
         first = files[0]
         writer = Writer(
@@ -111,7 +111,7 @@ def convert_endian(
     GGUFError
         If a tensor is of an unknown type, whose fields can't be known.
     """
-    with open_gguf(path) as f:
+    with open_gguf(path, shards=False) as f:
         version = f.version if byteorder == "little" else 3
         writer = Writer(output, byteorder=byteorder, version=version, inputs=[path], sync=sync, progress=progress)
         return _copy(writer, [f], keep_split_keys=True)
