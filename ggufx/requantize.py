@@ -286,7 +286,7 @@ def requantize(
         For fallback types, for tensors that were quantized already, and for scales that overflow.
     """
     with ExitStack() as opened:
-        files = [opened.enter_context(open_gguf(path)) for path in _inputs(source)]
+        files = [opened.enter_context(open_gguf(path, shards=False)) for path in _inputs(source)]
         check_set(files)
         job = _Job(files, _importance(imatrix).filtered(include_weights, exclude_weights), override_kv, prune_layers)
         job.choose(
@@ -319,7 +319,7 @@ def requantize(
 
 def _inputs(source: str | os.PathLike[str]) -> list[str]:
     """The file, or all shards of its set."""
-    with open_gguf(source) as f:
+    with open_gguf(source, shards=False) as f:
         if f.metadata.get("split.count", 0) > 1:
             return shard_paths(source)
     return [os.fspath(source)]

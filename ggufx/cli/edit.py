@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     pairs = [_pair(text, "--set") for text in arguments.set]
     if undo_unfinished(arguments.file):
         print(f"{printable(arguments.file)}: an edit that was interrupted is undone")
-    with ggufx.open(arguments.file) as f:
+    with ggufx.open(arguments.file, shards=False) as f:
         declared = {key: (kind.item or kind.type, kind.item is not None) for key, kind in f.metadata.types.items()}
     values = {}
     for key, text in pairs:
