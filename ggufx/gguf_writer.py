@@ -23,10 +23,10 @@ import numpy as np
 from .errors import GGUFError
 from .fieldbytes import Encoded, Layout, value_type
 from .formats import QType, nbytes
+from .gguf_keys import KEYS
 from .outfile import OutputFile
 from .stream import Entry, PlannedFile, Stream, header_bytes, padded, shard_name
 from .valuetypes import ValueType
-from .gguf_keys import KEYS
 
 __all__ = ["GGUFWriter", "TensorInfo", "WriterState"]
 

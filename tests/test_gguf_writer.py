@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ggufx import GGUFError
-from ggufx.gguf_writer import GGUFWriter
 from ggufx.gguf_keys import KEYS
+from ggufx.gguf_writer import GGUFWriter
 
 gguf = pytest.importorskip("gguf")
 BOTH = pytest.mark.parametrize("cls", [gguf.GGUFWriter, GGUFWriter])
