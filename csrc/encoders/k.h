@@ -156,7 +156,8 @@ static void encode_q3_k(const columns *in, uint8_t *const *block) {
         half_d = half_of(fit.scale);
         for (int j = 0; j < 16; j++) six[j] = to_int(searched_code(scales[j], &fit, 32));
     } else {
-        for (int j = 0; j < 16; j++) scales[j] = search_refined_scale(in->x + 16 * j, codes + 16 * j, 16, 4);
+        for (int j = 0; j < 16; j += REFINED)
+            search_refined_scales(in->x + 16 * j, codes + 16 * j, scales + j, 4);
         const floats top = first_peak(scales, 16).value, iscale = divide(every(-32), top);
         const mask dead = same(top, every(0));
         half_d = half_of(zero_where(dead, divide(every(1), iscale)));

@@ -14,6 +14,7 @@ INLINE floats symmetric_codes(const columns *in, ints *q, int nmax) {
         return fit.scale;
     }
     const floats d = divide(first_peak(in->x, 32).value, every((float)-nmax)), id = inverse(d);
+    UNROLL(4)
     for (int i = 0; i < 32; i++) {
         const ints code = to_int(add(multiply(in->x[i], id), every((float)nmax + 0.5f)));
         q[i] = int_and(int_smaller(code, every_int(2 * nmax - 1)), every_int(2 * nmax - 1));
@@ -35,9 +36,11 @@ INLINE offset_scale offset_codes(const columns *in, ints *q, int nmax) {
         return r;
     }
     floats low = in->x[0], high = in->x[0];
+    UNROLL(4)
     for (int i = 1; i < 32; i++) low = smaller(in->x[i], low), high = larger(in->x[i], high);
     const offset_scale r = {divide(subtract(high, low), every((float)nmax)), low};
     const floats id = inverse(r.scale);
+    UNROLL(4)
     for (int i = 0; i < 32; i++) {
         ints code = to_int(add(multiply(subtract(in->x[i], low), id), every(0.5f)));
         if (nmax == 15) code = int_smaller(code, every_int(15)); /* ggml doesn't limit Q5_1 */
@@ -90,12 +93,14 @@ INLINE ints round_away(floats v) {
 
 INLINE floats largest(const floats *x, int n) {
     floats top = every(0);
+    UNROLL(4)
     for (int i = 0; i < n; i++) top = larger(magnitude(x[i]), top);
     return top;
 }
 
 INLINE floats eight_bit_codes(const floats *x, ints *q) {
     const floats d = divide(largest(x, 32), every(127)), id = inverse(d);
+    UNROLL(4)
     for (int i = 0; i < 32; i++) q[i] = round_away(multiply(x[i], id));
     return d;
 }

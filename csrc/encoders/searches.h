@@ -5,6 +5,14 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* Before a loop of few, constant turns: -O2 doesn't unroll, and a search's bookkeeping costs as much as its sums. */
+#if defined(__clang__)
+#define UNROLL(n) _Pragma("unroll")
+#else
+#define PRAGMA(x) _Pragma(#x)
+#define UNROLL(n) PRAGMA(GCC unroll n)
+#endif
+
 #define TINY 1e-15f /* below this a group counts as zero; GROUP_MAX_EPS in ggml */
 
 /* What an encoder works on: columns of LANES blocks. */
@@ -23,6 +31,7 @@ INLINE floats weight(floats x, floats qw, floats sigma2) { return multiply(qw, r
 
 INLINE floats sum_of_squares(const floats *x, int n) {
     floats sum = every(0);
+    UNROLL(4)
     for (int i = 0; i < n; i++) sum = add(sum, multiply(x[i], x[i]));
     return sum;
 }
@@ -34,6 +43,7 @@ typedef struct {
 
 INLINE peak first_peak(const floats *x, int n) {
     peak p = {every(0), every(0)};
+    UNROLL(4)
     for (int i = 0; i < n; i++) {
         const floats a = magnitude(x[i]);
         p.value = choose(more(a, p.size), x[i], p.value);
@@ -63,6 +73,7 @@ INLINE signed_fit search_signed_scale(const floats *x, const floats *w, int n, i
     const peak top = first_peak(x, n);
     floats wx[32];
     floats iscale = divide(every((float)-nmax), top.value), sumlx = every(0), suml2 = every(0);
+    UNROLL(4)
     for (int i = 0; i < n; i++) {
         const floats l = signed_code(x[i], iscale, nmax);
         wx[i] = multiply(w[i], x[i]);
@@ -76,6 +87,7 @@ INLINE signed_fit search_signed_scale(const floats *x, const floats *w, int n, i
         const floats iscale1 = divide(every(-((float)nmax + 0.1f * (float)step)), top.value);
         const floats iscale2 = divide(every(-((float)nmax + 0.1f * (float)next)), top.value);
         floats sumlx1 = every(0), suml21 = every(0), sumlx2 = every(0), suml22 = every(0);
+        UNROLL(4)
         for (int i = 0; i < n; i++) {
             const floats l1 = signed_code(x[i], iscale1, nmax), l2 = signed_code(x[i], iscale2, nmax);
             sumlx1 = add(sumlx1, multiply(wx[i], l1));
@@ -105,41 +117,62 @@ INLINE floats searched_code(floats x, const signed_fit *fit, int nmax) {
     return zero_where(fit->dead, add(signed_code(x, fit->inverse, nmax), every((float)nmax)));
 }
 
-/* make_q3_quants: the scale; codes -nmax to nmax-1, or -nmax in groups of nothing. */
-INLINE floats search_refined_scale(const floats *x, floats *codes, int n, int nmax) {
-    const peak top = first_peak(x, n);
-    const mask dead = less(top.size, every(TINY));
-    const floats iscale = divide(every((float)-nmax), top.value);
-    floats w[16], wx[16], sumlx = every(0), suml2 = every(0);
-    for (int i = 0; i < n; i++) {
-        const floats l = codes[i] = signed_code(x[i], iscale, nmax);
-        w[i] = multiply(x[i], x[i]);
-        wx[i] = multiply(w[i], x[i]);
-        sumlx = add(sumlx, multiply(wx[i], l));
-        suml2 = add(suml2, multiply(multiply(w[i], l), l));
-    }
-    mask active = not_(dead);
-    for (int pass = 0; pass < 5 && any(active); pass++) {
-        mask changed = every_mask(0);
-        for (int i = 0; i < n; i++) {
-            const floats l = codes[i];
-            floats slx = subtract(sumlx, multiply(wx[i], l));
-            floats sl2 = subtract(suml2, multiply(multiply(w[i], l), l));
-            const floats m = within(nearest(divide(multiply(x[i], sl2), slx)), (float)-nmax, (float)(nmax - 1));
-            mask better = both(both(active, more(slx, every(0))), differs(m, l));
-            slx = add(slx, multiply(wx[i], m));
-            sl2 = add(sl2, multiply(multiply(w[i], m), m));
-            const floats now = multiply(multiply(slx, slx), suml2), then = multiply(multiply(sumlx, sumlx), sl2);
-            better = both(better, both(more(sl2, every(0)), more(now, then)));
-            codes[i] = choose(better, m, l);
-            sumlx = choose(better, slx, sumlx);
-            suml2 = choose(better, sl2, suml2);
-            changed = either(changed, better);
+/* make_q3_quants for REFINED groups of sixteen, one after the other in x: their scales, and codes -nmax to nmax-1, or
+ * -nmax in groups of nothing. Each code waits for the sums of the one before, a division included; groups that wait
+ * side by side hide that. */
+enum { REFINED = 4 };
+
+INLINE void search_refined_scales(const floats *x, floats *codes, floats *scales, int nmax) {
+    floats w[16 * REFINED], wx[16 * REFINED], sumlx[REFINED], suml2[REFINED];
+    mask dead[REFINED], active[REFINED], some = every_mask(0);
+    for (int g = 0; g < REFINED; g++) {
+        const peak top = first_peak(x + 16 * g, 16);
+        const floats iscale = divide(every((float)-nmax), top.value);
+        dead[g] = less(top.size, every(TINY));
+        active[g] = not_(dead[g]);
+        some = either(some, active[g]);
+        sumlx[g] = suml2[g] = every(0);
+        UNROLL(4)
+        for (int i = 16 * g; i < 16 * g + 16; i++) {
+            const floats l = codes[i] = signed_code(x[i], iscale, nmax);
+            w[i] = multiply(x[i], x[i]);
+            wx[i] = multiply(w[i], x[i]);
+            sumlx[g] = add(sumlx[g], multiply(wx[i], l));
+            suml2[g] = add(suml2[g], multiply(multiply(w[i], l), l));
         }
-        active = both(active, changed);
     }
-    for (int i = 0; i < n; i++) codes[i] = choose(dead, every((float)-nmax), codes[i]);
-    return zero_where(not_(both(not_(dead), more(suml2, every(0)))), divide(sumlx, suml2));
+    for (int pass = 0; pass < 5 && any(some); pass++) {
+        mask changed[REFINED];
+        UNROLL(REFINED)
+        for (int g = 0; g < REFINED; g++) changed[g] = every_mask(0);
+        for (int i = 0; i < 16; i++) {
+            UNROLL(REFINED)
+            for (int g = 0; g < REFINED; g++) {
+                const int at = 16 * g + i;
+                const floats l = codes[at];
+                floats slx = subtract(sumlx[g], multiply(wx[at], l));
+                floats sl2 = subtract(suml2[g], multiply(multiply(w[at], l), l));
+                const floats m = within(nearest(divide(multiply(x[at], sl2), slx)), (float)-nmax, (float)(nmax - 1));
+                mask better = both(both(active[g], more(slx, every(0))), differs(m, l));
+                slx = add(slx, multiply(wx[at], m));
+                sl2 = add(sl2, multiply(multiply(w[at], m), m));
+                const floats now = multiply(multiply(slx, slx), suml2[g]);
+                const floats then = multiply(multiply(sumlx[g], sumlx[g]), sl2);
+                better = both(better, both(more(sl2, every(0)), more(now, then)));
+                codes[at] = choose(better, m, l);
+                sumlx[g] = choose(better, slx, sumlx[g]);
+                suml2[g] = choose(better, sl2, suml2[g]);
+                changed[g] = either(changed[g], better);
+            }
+        }
+        some = every_mask(0);
+        UNROLL(REFINED)
+        for (int g = 0; g < REFINED; g++) some = either(some, active[g] = both(active[g], changed[g]));
+    }
+    for (int g = 0; g < REFINED; g++) {
+        for (int i = 16 * g; i < 16 * g + 16; i++) codes[i] = choose(dead[g], every((float)-nmax), codes[i]);
+        scales[g] = zero_where(not_(both(not_(dead[g]), more(suml2[g], every(0)))), divide(sumlx[g], suml2[g]));
+    }
 }
 
 /* An offset group: scale, negated minimum, and what made the codes: inverse scale, and the minimum of that time. */
@@ -173,6 +206,7 @@ INLINE offset_fit search_min_and_scale(const floats *x, const floats *w, int n, 
     for (int step = 0; step <= steps; step++) {
         iscale = divide(every(rmin + rdelta * (float)step + (float)nmax), subtract(high, least));
         floats sum_l = every(0), sum_l2 = every(0), sum_xl = every(0), loss = every(0);
+        UNROLL(4)
         for (int i = 0; i < n; i++) {
             l[i] = offset_code(x[i], iscale, least, nmax);
             const floats wl = multiply(w[i], l[i]);
@@ -186,6 +220,7 @@ INLINE offset_fit search_min_and_scale(const floats *x, const floats *w, int n, 
         const mask positive = more(start, every(0));
         start = zero_where(positive, start);
         scale = choose(positive, divide(sum_xl, sum_l2), scale);
+        UNROLL(4)
         for (int i = 0; i < n; i++) {
             const floats diff = subtract(add(multiply(scale, l[i]), start), x[i]);
             loss = add(loss, multiply(w[i], absolute ? magnitude(diff) : multiply(diff, diff)));
@@ -265,30 +300,44 @@ INLINE floats search_positive_scale(const floats *x, const floats *w, floats *co
 INLINE void put(uint8_t *const *block, size_t at, ints v, size_t size) {
     uint32_t lane[LANES];
     store_ints(lane, v);
+    UNROLL(16)
     for (int k = 0; k < LANES; k++) memcpy(block[k] + at, &lane[k], size);
 }
 
 INLINE ints nth_byte(ints v, int k) { return shift_left(int_and(v, every_int(255)), 8 * k); }
 
+INLINE ints four_bytes(const ints *q) {
+    return int_or(int_or(nth_byte(q[0], 0), nth_byte(q[1], 1)), int_or(nth_byte(q[2], 2), shift_left(q[3], 24)));
+}
+
 /* n bytes, a multiple of four, from n codes whose low bytes count. */
 INLINE void put_bytes(uint8_t *const *block, size_t at, const ints *q, int n) {
-    for (int i = 0; i < n; i += 4)
-        put(block, at + (size_t)i,
-            int_or(int_or(nth_byte(q[i], 0), nth_byte(q[i + 1], 1)), int_or(nth_byte(q[i + 2], 2), shift_left(q[i + 3], 24))), 4);
+    int i = 0;
+    for (; i + 16 <= n; i += 16)
+        put_rows(block, at + (size_t)i, four_bytes(q + i), four_bytes(q + i + 4), four_bytes(q + i + 8), four_bytes(q + i + 12));
+    for (; i < n; i += 4) put(block, at + (size_t)i, four_bytes(q + i), 4);
+}
+
+/* Four bytes of `per` codes each; the codes of one byte stand `group` apart. */
+INLINE ints word_of_codes(const ints *q, int group, int bits) {
+    ints word = q[0];
+    UNROLL(32)
+    for (int k = 1; k < 32 / bits; k++) word = int_or(word, shift_left(q[k / 4 * group + k % 4], 8 * (k % 4) + bits * (k / 4)));
+    return word;
 }
 
 /* Codes below 1 << bits, n of them, in n * bits / 8 bytes: `group` codes take the low bits of `group` bytes, the next
  * `group` the next bits, and so on; full bytes are followed by the next ones. */
 INLINE void put_codes(uint8_t *const *block, size_t at, const ints *q, int n, int group, int bits) {
-    const int per = 8 / bits;
-    for (int start = 0; start < n; start += per * group)
-        for (int i = 0; i < group; i += 4) {
-            ints word = every_int(0);
-            for (int b = 0; b < 4; b++)
-                for (int k = 0; k < per; k++)
-                    word = int_or(word, shift_left(q[start + k * group + i + b], 8 * b + bits * k));
-            put(block, at + (size_t)(start / per + i), word, 4);
-        }
+    const int span = 8 / bits * group;
+    for (int start = 0; start < n; start += span, at += (size_t)group) {
+        int i = 0;
+        const ints *p = q + start;
+        for (; i + 16 <= group; i += 16)
+            put_rows(block, at + (size_t)i, word_of_codes(p + i, group, bits), word_of_codes(p + i + 4, group, bits),
+                     word_of_codes(p + i + 8, group, bits), word_of_codes(p + i + 12, group, bits));
+        for (; i < group; i += 4) put(block, at + (size_t)i, word_of_codes(p + i, group, bits), 4);
+    }
 }
 
 #endif

@@ -107,20 +107,41 @@ static inline void turn4(floats *a, floats *b, floats *c, floats *d) {
 
 static inline void store_rows4(float *p, size_t stride, floats a, floats b, floats c, floats d) {
     turn4(&a, &b, &c, &d);
-    const floats turned[4] = {a, b, c, d};
-    for (size_t i = 0; i < 4; i++) {
-        _mm_storeu_ps(p + i * stride, _mm256_castps256_ps128(turned[i]));
-        _mm_storeu_ps(p + (4 + i) * stride, _mm256_extractf128_ps(turned[i], 1));
-    }
+#define ROW(k, v)                                                   \
+    _mm_storeu_ps(p + (k) * stride, _mm256_castps256_ps128(v));     \
+    _mm_storeu_ps(p + (4 + (k)) * stride, _mm256_extractf128_ps(v, 1));
+    ROW(0, a)
+    ROW(1, b)
+    ROW(2, c)
+    ROW(3, d)
+#undef ROW
+}
+
+/* The same for 16 bytes at an offset of each lane's block. */
+static inline void put_rows(uint8_t *const *block, size_t at, ints a, ints b, ints c, ints d) {
+    floats r[4] = {as_floats(a), as_floats(b), as_floats(c), as_floats(d)};
+    turn4(&r[0], &r[1], &r[2], &r[3]);
+#define ROW(k)                                                                     \
+    _mm_storeu_ps((float *)(block[k] + at), _mm256_castps256_ps128(r[k])); \
+    _mm_storeu_ps((float *)(block[4 + (k)] + at), _mm256_extractf128_ps(r[k], 1));
+    ROW(0)
+    ROW(1)
+    ROW(2)
+    ROW(3)
+#undef ROW
+}
+
+/* Four values of lanes j and 4+j. */
+static inline floats four_of_two(const float *const *from, int j, int i) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(from[j] + i)), _mm_loadu_ps(from[4 + j] + i), 1);
 }
 
 static inline void load_columns(floats *x, const float *const *from, int n) {
     for (int i = 0; i < n; i += 4) {
-        floats r[4];
-        for (int j = 0; j < 4; j++)
-            r[j] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(from[j] + i)), _mm_loadu_ps(from[4 + j] + i), 1);
-        turn4(&r[0], &r[1], &r[2], &r[3]);
-        for (int j = 0; j < 4; j++) x[i + j] = r[j];
+        floats a = four_of_two(from, 0, i), b = four_of_two(from, 1, i);
+        floats c = four_of_two(from, 2, i), d = four_of_two(from, 3, i);
+        turn4(&a, &b, &c, &d);
+        x[i] = a, x[i + 1] = b, x[i + 2] = c, x[i + 3] = d;
     }
 }
 

@@ -108,21 +108,36 @@ static inline void store_rows4(float *p, size_t stride, floats a, floats b, floa
 #undef PART
 }
 
+/* The same for 16 bytes at an offset of each lane's block. */
+static inline void put_rows(uint8_t *const *block, size_t at, ints a, ints b, ints c, ints d) {
+    floats r[4] = {as_floats(a), as_floats(b), as_floats(c), as_floats(d)};
+    turn4(&r[0], &r[1], &r[2], &r[3]);
+#define PART(k)                                                                                      \
+    _mm_storeu_ps((float *)(block[4 * (k)] + at), _mm512_extractf32x4_ps(r[0], k));     \
+    _mm_storeu_ps((float *)(block[4 * (k) + 1] + at), _mm512_extractf32x4_ps(r[1], k)); \
+    _mm_storeu_ps((float *)(block[4 * (k) + 2] + at), _mm512_extractf32x4_ps(r[2], k)); \
+    _mm_storeu_ps((float *)(block[4 * (k) + 3] + at), _mm512_extractf32x4_ps(r[3], k));
+    PART(0)
+    PART(1)
+    PART(2)
+    PART(3)
+#undef PART
+}
+
+/* Four values of lanes j, 4+j, 8+j and 12+j. */
+static inline floats four_of_four(const float *const *from, int j, int i) {
+    floats v = _mm512_castps128_ps512(_mm_loadu_ps(from[j] + i));
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(from[4 + j] + i), 1);
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(from[8 + j] + i), 2);
+    return _mm512_insertf32x4(v, _mm_loadu_ps(from[12 + j] + i), 3);
+}
+
 static inline void load_columns(floats *x, const float *const *from, int n) {
-    for (int i = 0; i < n; i += 16) {
-        floats r[16];
-        for (int k = 0; k < 4; k++)
-            for (int j = 0; j < 4; j++) {
-                /* Part p of row 4k+j is lane 4p+j, values 4k to 4k+3. */
-                floats v = _mm512_castps128_ps512(_mm_loadu_ps(from[j] + i + 4 * k));
-                v = _mm512_insertf32x4(v, _mm_loadu_ps(from[4 + j] + i + 4 * k), 1);
-                v = _mm512_insertf32x4(v, _mm_loadu_ps(from[8 + j] + i + 4 * k), 2);
-                r[4 * k + j] = _mm512_insertf32x4(v, _mm_loadu_ps(from[12 + j] + i + 4 * k), 3);
-            }
-        for (int k = 0; k < 4; k++) {
-            turn4(&r[4 * k], &r[4 * k + 1], &r[4 * k + 2], &r[4 * k + 3]);
-            for (int j = 0; j < 4; j++) x[i + 4 * k + j] = r[4 * k + j];
-        }
+    for (int i = 0; i < n; i += 4) {
+        floats a = four_of_four(from, 0, i), b = four_of_four(from, 1, i);
+        floats c = four_of_four(from, 2, i), d = four_of_four(from, 3, i);
+        turn4(&a, &b, &c, &d);
+        x[i] = a, x[i + 1] = b, x[i + 2] = c, x[i + 3] = d;
     }
 }
 

@@ -130,6 +130,13 @@ static inline void store_rows4(float *p, size_t stride, floats a, floats b, floa
     vst1q_f32(p + 3 * stride, d);
 }
 
+/* The same for 16 bytes at an offset of each lane's block. */
+static inline void put_rows(uint8_t *const *block, size_t at, ints a, ints b, ints c, ints d) {
+    floats r[4] = {as_floats(a), as_floats(b), as_floats(c), as_floats(d)};
+    turn4(&r[0], &r[1], &r[2], &r[3]);
+    for (int k = 0; k < 4; k++) vst1q_u8(block[k] + at, vreinterpretq_u8_f32(r[k]));
+}
+
 static inline void load_columns(floats *x, const float *const *from, int n) {
     for (int i = 0; i < n; i += 4) {
         for (int j = 0; j < 4; j++) x[i + j] = vld1q_f32(from[j] + i);

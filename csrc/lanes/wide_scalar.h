@@ -102,6 +102,12 @@ static inline void store_rows4(float *p, size_t stride, floats a, floats b, floa
     p[0] = a, p[1] = b, p[2] = c, p[3] = d;
 }
 
+/* Four words, the first lowest, at an offset of each lane's block. */
+static inline void put_rows(uint8_t *const *block, size_t at, ints a, ints b, ints c, ints d) {
+    const ints word[4] = {a, b, c, d};
+    memcpy(block[0] + at, word, sizeof word);
+}
+
 /* x[i] holds from[lane][i] of all lanes; n is a multiple of 16. */
 static inline void load_columns(floats *x, const float *const *from, int n) { memcpy(x, from[0], (size_t)n * sizeof *x); }
 
