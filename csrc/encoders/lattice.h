@@ -14,10 +14,12 @@ INLINE int first_best(const uint16_t *list, int n, const float *cost, int size, 
     row r[8];
     floats best = every(FLT_MAX);
     ints at = every_int(0), position = lane_number();
+    UNROLL(8)
     for (int i = 0; i < size; i++) r[i] = bits == 2 ? row4(cost + 4 * i) : row8(cost + 8 * i);
     for (int j = 0; j < n; j += LANES) {
         const ints word = load_u16(list + j);
         floats loss = every(0);
+        UNROLL(8)
         for (int i = 0; i < size; i++) {
             const ints level = i ? shift_right(word, bits * i) : word;
             const floats term = bits == 2 ? from_row4(r[i], level) : from_row8(r[i], level);
@@ -28,7 +30,9 @@ INLINE int first_best(const uint16_t *list, int n, const float *cost, int size, 
         at = choose_int(better, position, at);
         position = int_add(position, every_int(LANES));
     }
-    return first_least(best, at);
+    /* The first of equals: their first lane where each lane saw one candidate, else their lowest position. */
+    const mask least = same(best, least_of(best));
+    return n <= LANES ? __builtin_ctz(mask_bits(least)) : least_int_where(least, at);
 }
 
 /* The losses w * (scale * q - x)^2 of every level of `size` values, one table per lane. */
@@ -36,6 +40,7 @@ INLINE void level_costs(float *cost, const floats *x, const floats *w, floats sc
     const int levels = 1 << bits, used = bits == 2 ? 3 : 8;
     for (int i = 0; i < size; i++) {
         floats c[8];
+        UNROLL(8)
         for (int l = 0; l < levels; l++) {
             if (l >= used) {
                 c[l] = c[0]; /* level 3 of two bits occurs in no codebook */
@@ -44,6 +49,7 @@ INLINE void level_costs(float *cost, const floats *x, const floats *w, floats sc
             const floats diff = subtract(multiply(scale, q[l]), x[i]);
             c[l] = multiply(multiply(w[i], diff), diff);
         }
+        UNROLL(2)
         for (int l = 0; l < levels; l += 4)
             store_rows4(cost + i * levels + l, (size_t)(size * levels), c[l], c[l + 1], c[l + 2], c[l + 3]);
     }
@@ -63,11 +69,11 @@ INLINE ints snapped(const ggufx_lattice *t, ints word, const floats *x, const fl
     level_costs(cost, x, w, scale, q, size, bits);
     store_ints(from, place);
     store_ints(to, word);
-    for (int k = 0; k < LANES; k++)
-        if (todo >> k & 1) {
-            const uint16_t *list = t->neighbours + (-1 - from[k]);
-            to[k] = list[first_best(list, t->count[to[k]], cost + k * size * (1 << bits), size, bits)];
-        }
+    for (; todo; todo &= todo - 1) {
+        const int k = __builtin_ctz(todo);
+        const uint16_t *list = t->neighbours + (-1 - from[k]);
+        to[k] = list[first_best(list, t->count[to[k]], cost + k * size * (1 << bits), size, bits)];
+    }
     return load_ints(to);
 }
 

@@ -84,12 +84,14 @@ static inline row row4(const float *p) { return _mm256_broadcast_ps((const __m12
 static inline floats from_row4(row r, ints at) { return _mm256_permutevar_ps(r, at); }
 static inline row row8(const float *p) { return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + 4), 1); }
 static inline floats from_row8(row r, ints at) { return _mm256_permutevar8x32_ps(r, at); }
-static inline int first_least(floats v, ints at) {
-    floats m = _mm256_min_ps(v, _mm256_permute2f128_ps(v, v, 1));
-    m = _mm256_min_ps(m, _mm256_permute_ps(m, 0x4E));
-    m = _mm256_min_ps(m, _mm256_permute_ps(m, 0xB1));
-    const ints kept = choose_int(same(v, m), at, every_int(INT32_MAX));
-    __m128i k = _mm_min_epi32(_mm256_castsi256_si128(kept), _mm256_extracti128_si256(kept, 1));
+static inline floats least_of(floats v) {
+    v = _mm256_min_ps(v, _mm256_permute2f128_ps(v, v, 1));
+    v = _mm256_min_ps(v, _mm256_permute_ps(v, 0x4E));
+    return _mm256_min_ps(v, _mm256_permute_ps(v, 0xB1));
+}
+static inline int least_int_where(mask m, ints v) {
+    v = choose_int(m, v, every_int(INT32_MAX));
+    __m128i k = _mm_min_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
     k = _mm_min_epi32(k, _mm_shuffle_epi32(k, 0x4E));
     k = _mm_min_epi32(k, _mm_shuffle_epi32(k, 0xB1));
     return _mm_cvtsi128_si32(k);

@@ -79,10 +79,13 @@ static inline row row8(const float *p) {
     return _mm512_mask_broadcast_f32x4(_mm512_broadcast_f32x4(_mm_loadu_ps(p)), 0xF0F0, _mm_loadu_ps(p + 4));
 }
 static inline floats from_row8(row r, ints at) { return _mm512_permutexvar_ps(at, r); }
-static inline int first_least(floats v, ints at) {
-    const mask m = _mm512_cmp_ps_mask(v, _mm512_set1_ps(_mm512_reduce_min_ps(v)), _CMP_EQ_OQ);
-    return _mm512_mask_reduce_min_epi32(m, at);
+static inline floats least_of(floats v) {
+    v = _mm512_min_ps(v, _mm512_shuffle_f32x4(v, v, 0x4E));
+    v = _mm512_min_ps(v, _mm512_shuffle_f32x4(v, v, 0xB1));
+    v = _mm512_min_ps(v, _mm512_permute_ps(v, 0x4E));
+    return _mm512_min_ps(v, _mm512_permute_ps(v, 0xB1));
 }
+static inline int least_int_where(mask m, ints v) { return _mm512_mask_reduce_min_epi32(m, v); }
 
 /* Four vectors turned: each 128-bit part of the results holds a, b, c, d of one lane (lanes 0, 4, 8, 12 in the first). */
 static inline void turn4(floats *a, floats *b, floats *c, floats *d) {

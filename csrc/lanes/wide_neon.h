@@ -109,9 +109,8 @@ static inline floats from_row8(row r, ints at) {
     const floats v = {r[at[0]], r[at[1]], r[at[2]], r[at[3]]};
     return v;
 }
-static inline int first_least(floats v, ints at) {
-    return vminvq_s32(choose_int(same(v, vdupq_n_f32(vminvq_f32(v))), at, every_int(INT32_MAX)));
-}
+static inline floats least_of(floats v) { return vdupq_n_f32(vminvq_f32(v)); }
+static inline int least_int_where(mask m, ints v) { return vminvq_s32(choose_int(m, v, every_int(INT32_MAX))); }
 
 /* Four vectors turned: each result holds a, b, c, d of one lane. */
 static inline void turn4(floats *a, floats *b, floats *c, floats *d) {

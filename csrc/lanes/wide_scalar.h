@@ -91,10 +91,11 @@ static inline row row4(const float *p) { return p; }
 static inline row row8(const float *p) { return p; }
 static inline floats from_row4(row r, ints at) { return r[at & 3]; }
 static inline floats from_row8(row r, ints at) { return r[at & 7]; }
-/* The position, from `at`, of the least of v; the lowest position among equals. */
-static inline int first_least(floats v, ints at) {
-    (void)v;
-    return at;
+/* Across lanes: the least of all, in every lane; the least of those in the mask, which isn't empty. */
+static inline floats least_of(floats v) { return v; }
+static inline int least_int_where(mask m, ints v) {
+    (void)m;
+    return v;
 }
 /* p[lane * stride] onwards: the lane's a, b, c, d. */
 static inline void store_rows4(float *p, size_t stride, floats a, floats b, floats c, floats d) {
