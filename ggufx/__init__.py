@@ -13,10 +13,11 @@ from .reader import GGUFFile, open
 from .tensor import Tensor
 
 if TYPE_CHECKING:
-    from . import quants
+    from . import imatrix, quants
     from .filetypes import FileType
     from .gguf_reader import GGUFReader
     from .gguf_writer import GGUFWriter
+    from .quality import quant_error
     from .writer import Writer, write
 
 __all__ = [
@@ -31,10 +32,12 @@ __all__ = [
     "Writer",
     "__version__",
     "dequantize",
+    "imatrix",
     "load",
     "nbytes",
     "open",
     "paths",
+    "quant_error",
     "quantize",
     "quants",
     "write",
@@ -46,6 +49,8 @@ _LATE = {
     "GGUFReader": ".gguf_reader",
     "GGUFWriter": ".gguf_writer",
     "Writer": ".writer",
+    "imatrix": ".imatrix",
+    "quant_error": ".quality",
     "quants": ".quants",
     "write": ".writer",
 }

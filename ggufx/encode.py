@@ -15,7 +15,7 @@ from .errors import GGUFError, GGUFWarning
 from .formats import QType, row_nbytes
 from .threads import run, thread_count
 
-__all__ = ["NEEDS_IMATRIX", "QUANTIZABLE", "as_qtype", "quantize"]
+__all__ = ["NEEDS_IMATRIX", "QUANTIZABLE", "as_qtype", "as_values", "importance_rows", "quantize"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -72,7 +72,8 @@ def as_qtype(qtype: QType | int | str) -> QType:
     return QType(qtype)
 
 
-def _values(x: npt.ArrayLike) -> npt.NDArray[Any]:
+def as_values(x: npt.ArrayLike) -> npt.NDArray[Any]:
+    """What :func:`quantize` takes as x, as an array, or an error."""
     array = np.asarray(x)
     real = array.dtype.kind == "f" and array.dtype.itemsize in (2, 4, 8)
     if not real and (array.dtype.name, array.dtype.itemsize) != ("bfloat16", 2):
@@ -93,8 +94,8 @@ def _position(shape: tuple[int, ...], flat: int) -> str:
     return "[" + ", ".join(str(int(i)) for i in np.unravel_index(flat, shape)) + "]"
 
 
-def _importance(imatrix: npt.ArrayLike, shape: tuple[int, ...]) -> Floats:
-    """Importance as (n, width) float32: one row, or one for each expert."""
+def importance_rows(imatrix: npt.ArrayLike, shape: tuple[int, ...]) -> Floats:
+    """Importance, checked against a shape of x, as (n, width) float32: one row, or one for each expert."""
     given = np.asarray(imatrix)
     if given.dtype.kind not in "fiu" and given.dtype.name != "bfloat16":
         raise TypeError(f"imatrix must hold numbers, not {given.dtype}")
@@ -184,10 +185,10 @@ def quantize(
         raise ValueError(f"{qtype.name} isn't a type to quantize to")
     if nonfinite not in ("error", "zero"):
         raise ValueError(f"nonfinite must be 'error' or 'zero', not {nonfinite!r}")
-    array = _values(x)
+    array = as_values(x)
     width = array.shape[-1]
     row_bytes = row_nbytes(width, qtype)
-    importance = None if imatrix is None else _importance(imatrix, array.shape)
+    importance = None if imatrix is None else importance_rows(imatrix, array.shape)
     if importance is None and qtype in NEEDS_IMATRIX:
         raise ValueError(f"{qtype.name} can't be quantized without an importance matrix (imatrix=)")
     index = _dispatch.resolve(path)
