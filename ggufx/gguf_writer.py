@@ -25,7 +25,8 @@ from .fieldbytes import Encoded, Layout, value_type
 from .formats import QType, nbytes
 from .gguf_keys import KEYS
 from .outfile import OutputFile
-from .stream import Entry, PlannedFile, Stream, header_bytes, padded, shard_name
+from .splits import shard_name
+from .stream import Entry, PlannedFile, Stream, header_bytes, padded
 from .valuetypes import ValueType
 
 __all__ = ["GGUFWriter", "TensorInfo", "WriterState"]
@@ -350,7 +351,7 @@ class GGUFWriter:
         if len(self.tensors) == 1:
             return [path]
         count = len(self.tensors)
-        return [path.with_name(shard_name(path.stem, number, count)) for number in range(count)]
+        return [path.with_name(shard_name(path.stem, number + 1, count)) for number in range(count)]
 
     def print_plan(self) -> list[Path]:
         """Log the files that will be written and return them; a dry run prints them and exits."""

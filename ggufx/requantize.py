@@ -14,7 +14,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,7 +29,7 @@ from .reader import GGUFFile
 from .reader import open as open_gguf
 from .recipes import NEED_IMATRIX, Choice, ModelFacts, Request, TensorSpec, choose, fitting_type
 from .sizes import format_size
-from .splitting import check_set, shard_paths
+from .splits import SplitFile
 from .stream import Progress, padded
 from .tensor import Tensor
 from .threads import thread_count
@@ -285,9 +285,8 @@ def requantize(
     GGUFWarning
         For fallback types, for tensors that were quantized already, and for scales that overflow.
     """
-    with ExitStack() as opened:
-        files = [opened.enter_context(open_gguf(path, shards=False)) for path in _inputs(source)]
-        check_set(files)
+    with open_gguf(source) as model:
+        files = model.shards if isinstance(model, SplitFile) else (model,)
         job = _Job(files, _importance(imatrix).filtered(include_weights, exclude_weights), override_kv, prune_layers)
         job.choose(
             ftype,
@@ -315,14 +314,6 @@ def requantize(
             warnings.warn(_requantize_note(report.requantized), GGUFWarning, stacklevel=2)
         paths = job.write(output, workers, split=keep_split and len(files) > 1, sync=sync, progress=progress)
         return replace(report, paths=tuple(paths))
-
-
-def _inputs(source: str | os.PathLike[str]) -> list[str]:
-    """The file, or all shards of its set."""
-    with open_gguf(source, shards=False) as f:
-        if f.metadata.get("split.count", 0) > 1:
-            return shard_paths(source)
-    return [os.fspath(source)]
 
 
 def _importance(imatrix: Any) -> Importance:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable
-from contextlib import ExitStack
-from typing import Any
 
 from .errors import GGUFError
 from .reader import GGUFFile
 from .reader import open as open_gguf
-from .stream import shard_name
+from .splits import SplitFile
+from .stream import Progress
 from .writer import SPLIT_KEYS, Writer
 
-__all__ = ["check_set", "convert_endian", "merge", "shard_paths", "split"]
-
-_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf\Z", re.DOTALL)
-Progress = Callable[[str, int, int], None]
+__all__ = ["convert_endian", "merge", "split"]
 
 
 def split(
@@ -63,7 +57,7 @@ def split(
             sync=sync,
             progress=progress,
         )
-        return _copy(writer, [f])
+        return _copy(writer, f)
 
 
 def merge(
@@ -85,15 +79,18 @@ def merge(
     GGUFError
         If a shard is missing, or doesn't belong to the others; the message names it.
     """
-    paths = shard_paths(path)
-    with ExitStack() as opened:
-        files = [opened.enter_context(open_gguf(p, shards=False)) for p in paths]
-        check_set(files)
-        first = files[0]
+    with open_gguf(path) as f:
+        if not isinstance(f, SplitFile):
+            raise GGUFError(f"{f.path} is no shard of a set: it has no split.count above 1")
         writer = Writer(
-            output, byteorder=first.byte_order, version=first.version, inputs=paths, sync=sync, progress=progress
+            output,
+            byteorder=f.byte_order,
+            version=f.version,
+            inputs=[shard.path for shard in f.shards],
+            sync=sync,
+            progress=progress,
         )
-        return _copy(writer, files)
+        return _copy(writer, f)
 
 
 def convert_endian(
@@ -114,26 +111,7 @@ def convert_endian(
     with open_gguf(path, shards=False) as f:
         version = f.version if byteorder == "little" else 3
         writer = Writer(output, byteorder=byteorder, version=version, inputs=[path], sync=sync, progress=progress)
-        return _copy(writer, [f], keep_split_keys=True)
-
-
-def shard_paths(path: str | os.PathLike[str]) -> list[str]:
-    """The paths of all shards of the set that `path` is one of, first to last.
-
-    Raises
-    ------
-    GGUFError
-        If the name isn't that of a shard, or a shard is missing.
-    """
-    name = os.fspath(path)
-    match = _SHARD.match(name)
-    if not match or not 1 <= int(match[2]) <= int(match[3]):
-        raise GGUFError(f"{name}: this isn't the name of a shard (NAME-00001-of-0000N.gguf)")
-    paths = [shard_name(match[1], number, int(match[3])) for number in range(int(match[3]))]
-    missing = [os.path.basename(p) for p in paths if not os.path.exists(p)]
-    if missing:
-        raise GGUFError(f"{name}: {len(missing)} of {len(paths)} shards are missing, the first is {missing[0]}")
-    return paths
+        return _copy(writer, f, keep_split_keys=True)
 
 
 def _check_whole(f: GGUFFile) -> None:
@@ -142,34 +120,13 @@ def _check_whole(f: GGUFFile) -> None:
         raise GGUFError(f"{f.path} is one of {count} shards; merge them before splitting anew")
 
 
-def check_set(files: list[GGUFFile]) -> None:
-    """Check the keys of a set of shards against their names; a file by itself is a set of one."""
-    if len(files) == 1 and files[0].metadata.get("split.count", 0) <= 1:
-        return
-    seen: dict[str, str] = {}
-    for number, f in enumerate(files):
-        no, count = f.metadata.get("split.no"), f.metadata.get("split.count")
-        if (no, count) != (number, len(files)):
-            raise GGUFError(f"{f.path}: its keys say shard {no} of {count}, its name says {number} of {len(files)}")
-        if f.byte_order != files[0].byte_order or f.alignment != files[0].alignment:
-            raise GGUFError(f"{f.path}: byte order or alignment differ from those of {files[0].path}")
-        for name in f.tensors:
-            if name in seen:
-                raise GGUFError(f"{f.path}: tensor {name!r} is in {seen[name]} too")
-            seen[name] = f.path
-    total: Any = files[0].metadata.get("split.tensors.count", len(seen))
-    if total != len(seen):
-        raise GGUFError(f"{files[0].path}: split.tensors.count is {total}, but the shards hold {len(seen)} tensors")
-
-
-def _copy(writer: Writer, files: list[GGUFFile], *, keep_split_keys: bool = False) -> list[str]:
-    """Fill the writer from opened files and write."""
-    writer.update(files[0].metadata)
+def _copy(writer: Writer, f: GGUFFile, *, keep_split_keys: bool = False) -> list[str]:
+    """Fill the writer from an opened file or set, and write."""
+    writer.update(f.metadata)
     if not keep_split_keys:
         for key in SPLIT_KEYS:
             if key in writer:
                 writer.delete(key)
-    for f in files:
-        for t in f.tensors.values():
-            writer.add(t.name, t)
+    for t in f.tensors.values():
+        writer.add(t.name, t)
     return writer.close()

@@ -25,7 +25,6 @@ __all__ = [
     "Stream",
     "header_bytes",
     "padded",
-    "shard_name",
     "swap_blocks",
 ]
 
@@ -50,11 +49,6 @@ class Entry(NamedTuple):
     nbytes: int
     source: Source
     swap: QType | None
-
-
-def shard_name(prefix: str, number: int, count: int) -> str:
-    """The file name of shard `number` (from 0) of `count`: ``prefix-00001-of-00003.gguf``."""
-    return f"{prefix}-{number + 1:05d}-of-{count:05d}.gguf"
 
 
 def swap_blocks(data: Any, qtype: QType) -> np.ndarray[Any, np.dtype[np.uint8]]:

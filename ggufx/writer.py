@@ -19,7 +19,8 @@ from .errors import GGUFError
 from .fieldbytes import Encoded, Layout, stored, value_type
 from .formats import QType, nbytes
 from .metadata import Metadata
-from .stream import Entry, PlannedFile, Progress, Source, Stream, header_bytes, padded, shard_name
+from .splits import shard_name
+from .stream import Entry, PlannedFile, Progress, Source, Stream, header_bytes, padded
 from .tensor import Tensor
 from .valuetypes import ValueType
 
@@ -330,7 +331,7 @@ class Writer:
             for key, value, vtype in zip(SPLIT_KEYS, values, ("uint16", "uint16", "int32"), strict=True):
                 fields.pop(key, None)
                 fields[key] = self.layout.encode(key, value, value_type(vtype))
-            files.append(self._file(shard_name(prefix, number, len(shards)), fields, entries))
+            files.append(self._file(shard_name(prefix, number + 1, len(shards)), fields, entries))
         return files
 
     def _file(self, path: str, fields: Mapping[str, Encoded], entries: Sequence[Entry]) -> PlannedFile:

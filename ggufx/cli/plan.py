@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from contextlib import ExitStack
 from typing import Any
 
 from ..filetypes import FileType
@@ -40,11 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table of mixes, and a mix's groups if asked."""
-    with sample.path_or_sample(arguments.file) as path, ExitStack() as opened:
-        metadata, tensors = _header(path, opened)
+    import ggufx
+
+    with sample.path_or_sample(arguments.file) as path, ggufx.open(path) as f:
         p = plan(
-            tensors,
-            metadata,
+            f.tensors.values(),
+            f.metadata,
             memory=_size(arguments.memory),
             context=arguments.context,
             k_type=_cache_type(arguments.cache_type_k),
@@ -62,19 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
         print()
         _print_groups(chosen)
     return 0
-
-
-def _header(path: Any, opened: ExitStack) -> tuple[Any, list[Any]]:
-    """Metadata and tensors of a file, or of all shards of its set."""
-    import ggufx
-
-    from ..splitting import shard_paths
-
-    f = opened.enter_context(ggufx.open(path))
-    files = [f]
-    if f.metadata.get("split.count", 0) > 1 and len(f) < f.metadata.get("split.tensors.count", 0):
-        files = [opened.enter_context(ggufx.open(p)) for p in shard_paths(path)]
-    return files[0].metadata, [t for g in files for t in g.tensors.values()]
 
 
 def _size(text: str | None) -> int | None:
