@@ -24,7 +24,7 @@ import numpy.typing as npt
 from . import budget
 from .errors import GGUFError, GGUFWarning
 from .filetypes import FileType
-from .formats import QType, nbytes, row_nbytes
+from .formats import QType, nbytes
 from .reader import GGUFFile
 from .reader import open as open_gguf
 from .recipes import NEED_IMATRIX, Choice, ModelFacts, Request, TensorSpec, choose, fitting_type
@@ -447,7 +447,7 @@ class _Job:
         width = source.shape[-1]
         rows = math.prod(source.shape[:-1])
         at = budget.sample_rows(rows, width, SAMPLE)
-        values = np.concatenate([_decoded(source.tensor, int(r), int(r) + 1, None) for r in at])
+        values = source.tensor.reshape(rows, width).take(at, dtype=np.float32, threads=1)
         weights = self.weights_of(TensorSpec(name, source.shape))
         if weights is None or weights.ndim == 1:
             return values, weights
@@ -642,31 +642,24 @@ def _nearest(choices: Iterable[Choice]) -> FileType:
     return FileType.F32
 
 
-def _decoded(tensor: Tensor, start: int, stop: int, out: Floats | None) -> Floats:
-    """Rows of a tensor as float32."""
-    from .decode import dequantize
-
-    qtype, width = QType(tensor.qtype), tensor.shape[-1]
-    row = row_nbytes(width, qtype)
-    packed = tensor.packed()[start * row : stop * row]
-    if qtype is QType.F32 and tensor.byte_order == "little":
-        return packed.view("<f4").reshape(stop - start, width)
-    shape = (stop - start, width)
-    target = None if out is None else out[: shape[0] * width].reshape(shape)
-    values = dequantize(
-        packed, qtype, shape=shape, dtype=np.float32, out=target, threads=1, byteorder=tensor.byte_order
-    )
-    return values
+def _decoded(rows: Tensor) -> Floats:
+    """A matrix of rows as float32; what is float32 already stays where it is."""
+    if rows.qtype is QType.F32 and rows.byte_order == "little":
+        return rows.data
+    return rows.dequantize(np.float32, threads=1)
 
 
 def _quantized(slab: _Slab, overflows: _Overflows) -> npt.NDArray[np.uint8]:
     """Decode and quantize the rows of a slab."""
     from .encode import quantize
 
-    values = _decoded(slab.source.tensor, slab.start, slab.stop, None)
+    rows = slab.source.tensor.rows(slab.start, slab.stop)
+    values = _decoded(rows)
     try:
         with overflows.of(slab.source.name):
-            return quantize(values, slab.qtype, imatrix=slab.importance, threads=1)
+            packed = quantize(values, slab.qtype, imatrix=slab.importance, threads=1)
+        rows.advise("dontneed")  # each page is needed once, and a process may be smaller than its model
+        return packed
     except GGUFError as error:
         bad = np.argwhere(~np.isfinite(values))
         if not len(bad):

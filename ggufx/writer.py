@@ -291,7 +291,7 @@ class Writer:
             if not isinstance(own, QType):
                 raise GGUFError(f"{tensor.label} has type id {own}, which isn't known, so its bytes can't be swapped")
             swap = own
-        return Entry(name, dims, own, tensor.nbytes, tensor.packed, swap)
+        return Entry(name, dims, own, tensor.nbytes, lambda: _stored_pieces(tensor), swap)
 
     # --- the plan ----------------------------------------------------------------------------------------------------
 
@@ -489,6 +489,12 @@ def _typed_pieces(array: np.ndarray[Any, Any], order: Literal["<", ">"]) -> Iter
         return
     for start in range(0, len(flat), SWAP_VALUES):
         yield flat[start : start + SWAP_VALUES].astype(wanted).view(np.uint8)
+
+
+def _stored_pieces(tensor: Tensor) -> Iterator[Any]:
+    """The stored bytes of a tensor, whose pages are let go when they are written."""
+    yield tensor.packed()
+    tensor.advise("dontneed")
 
 
 def _quantized(name: str, values: np.ndarray[Any, Any], kind: QType) -> Any:

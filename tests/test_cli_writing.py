@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from range_server import RangeServer
 
 import ggufx
 from ggufx import Writer
@@ -130,6 +131,19 @@ def test_plan_of_the_sample(cli) -> None:
     code, text, _ = cli("plan")
     assert code == 0
     assert "Q4_K_M" in text
+
+
+def test_plan_of_a_url_reads_the_header_alone(cli, model: Path) -> None:
+    pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
+    server = RangeServer()
+    try:
+        server.files["m.gguf"] = model.read_bytes() + bytes(1 << 24)
+        code, text, _ = cli("plan", server.url("m.gguf"))
+        assert code == 0
+        assert text == cli("plan", model)[1]
+        assert server.sent < 1 << 22
+    finally:
+        server.close()
 
 
 def test_edit(cli, model: Path, tmp_path: Path) -> None:

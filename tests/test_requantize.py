@@ -423,6 +423,5 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     args = [sys.executable, "-c", code, str(tmp_path / "in.gguf"), str(tmp_path / "out.gguf")]
     child = subprocess.run(args, capture_output=True, cwd="/")
     assert child.returncode == 0, child.stderr
-    mapped = (tmp_path / "in.gguf").stat().st_size // 1024
-    assert int(child.stdout) < mapped + 100_000
+    assert int(child.stdout) < 60_000  # the input has 96 MB, the output 192
     assert (tmp_path / "out.gguf").stat().st_size > 12 * 16_000_000

@@ -12,9 +12,11 @@ __all__ = ["path_or_sample"]
 
 
 @contextmanager
-def path_or_sample(path: str | os.PathLike[str] | None) -> Iterator[Path]:
+def path_or_sample(path: str | os.PathLike[str] | None) -> Iterator[Path | str]:
     """Yield `path`, or where the sample model lies if it is None."""
-    if path is not None:
+    if isinstance(path, str) and "://" in path:
+        yield path  # a URL, whose slashes a Path would take away
+    elif path is not None:
         yield Path(path)
     else:
         with as_file(files("ggufx") / "sample.gguf") as sample:
