@@ -43,13 +43,15 @@ R = TypeVar("R")
 
 # The version of ggml's block formats, written as general.quantization_version.
 QUANTIZATION_VERSION = 2
+# llama-quantize cuts the imatrix file's and dataset's names to this many bytes.
+LONGEST_TEXT = 127
 # Values of a slab: 4 MB of float32, so that a slab and its blocks stay in a core's share of the cache.
 SLAB = 1 << 20
 # Slabs that may be finished or under way ahead of the writer, for each thread.
 AHEAD = 3
 # Values of a tensor that the search under a size looks at.
 SAMPLE = 1 << 17
-# ggml's types without a decoder in its conversion, so that nothing can be made of them.
+# Besides the packed types, what other types can be made of.
 FLOATS = frozenset({QType.F32, QType.F16, QType.BF16, QType.F64})
 
 
@@ -317,13 +319,19 @@ def requantize(
 
 
 def _importance(imatrix: Any) -> Importance:
+    """An importance matrix in whatever form it is given."""
     if imatrix is None:
         return Importance({})
     if isinstance(imatrix, Importance):
         return imatrix
-    if isinstance(imatrix, Mapping):
+    from .imatrix import ImportanceMatrix, load
+
+    file = None
+    if not isinstance(imatrix, Mapping):
+        file, imatrix = os.fspath(imatrix), load(imatrix)
+    if not isinstance(imatrix, ImportanceMatrix):
         return Importance(imatrix)
-    raise TypeError(f"imatrix should be an Importance or a mapping of names to arrays, not {type(imatrix).__name__}")
+    return Importance(imatrix, file, imatrix.datasets[0] if imatrix.datasets else None, imatrix.chunk_count)
 
 
 class _Source(NamedTuple):
@@ -527,10 +535,9 @@ class _Job:
             put(*override)
         used = self.importance
         if used.weights:
-            if used.file is not None:
-                put("quantize.imatrix.file", used.file, "string")
-            if used.dataset is not None:
-                put("quantize.imatrix.dataset", used.dataset, "string")
+            for key, text in (("file", used.file), ("dataset", used.dataset)):
+                if text is not None:
+                    put(f"quantize.imatrix.{key}", os.fsencode(text)[:LONGEST_TEXT], "string")
             put("quantize.imatrix.entries_count", len(used.weights), "uint32")
             if used.chunks:
                 put("quantize.imatrix.chunks_count", used.chunks, "uint32")

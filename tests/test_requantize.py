@@ -11,6 +11,7 @@ import ggufx
 from ggufx import GGUFError, GGUFWarning, QType
 from ggufx.budget import Measured, assign, sample_rows
 from ggufx.filetypes import FileType
+from ggufx.imatrix import Entry, ImportanceMatrix
 from ggufx.recipes import ModelFacts, Request, choose
 from ggufx.requantize import Importance, Override, ordered, requantize
 from ggufx.splitting import split
@@ -126,6 +127,32 @@ def test_with_importance(tmp_path: Path, mix: str, experts: int) -> None:
     others = {name: w for name, w in weights.items() if "attn_v" not in name}
     requantize(source, tmp_path / "out.gguf", mix, imatrix=weights, exclude_weights=["attn_v"], sync=False)
     assert contents(tmp_path / "out.gguf") == expected(source, mix, others)
+
+
+@pytest.mark.parametrize("form", ["dat", "gguf"])
+@pytest.mark.parametrize("experts", [0, 3])
+def test_importance_from_a_file(tmp_path: Path, form: str, experts: int) -> None:
+    source = make_model(tmp_path / "in.gguf", experts=experts)
+    weights = importance(source)
+    entries = {}
+    for name, w in weights.items():
+        sums = w.reshape(1 if w.ndim == 1 or form == "dat" else len(w), -1) * np.float32(2048)
+        entries[name] = Entry(sums, np.full(len(sums), 2048, np.int64))
+    matrix = ImportanceMatrix(entries, ["text.txt"], chunk_count=4)
+    path = tmp_path / f"{'x' * 200}.{form}"
+    matrix.save(path)
+    requantize(source, tmp_path / "out.gguf", "Q4_K_M", imatrix=path, sync=False)
+    assert contents(tmp_path / "out.gguf") == expected(source, "Q4_K_M", weights)
+    with ggufx.open(tmp_path / "out.gguf") as f:
+        keys = {key: value for key, value in f.metadata.items() if key.startswith("quantize.")}
+    assert keys == {
+        "quantize.imatrix.file": str(path)[:127],
+        "quantize.imatrix.dataset": "text.txt",
+        "quantize.imatrix.entries_count": len(weights),
+        "quantize.imatrix.chunks_count": 4,
+    }
+    requantize(source, tmp_path / "again.gguf", "Q4_K_M", imatrix=matrix, sync=False)
+    assert contents(tmp_path / "again.gguf") == contents(tmp_path / "out.gguf")
 
 
 def test_importance_is_checked(model: Path, tmp_path: Path) -> None:
