@@ -98,7 +98,12 @@ def _install(module: "ModuleType") -> None:
         print(f"ggufx: GGUFX_COMPAT is set, but patching failed: {error!r}", file=sys.stderr)
 
 
-WATCHED = ("gguf", "transformers.modeling_gguf_pytorch_utils", "transformers.integrations.gguf.reader")
+WATCHED = (
+    "gguf",
+    "transformers.modeling_gguf_pytorch_utils",
+    "transformers.integrations.gguf.reader",
+    "transformers.integrations.gguf.dequant",
+)
 _waiting = Watcher(dict.fromkeys(WATCHED, _install))
 
 

@@ -57,8 +57,15 @@ def _transformers_reader(module: ModuleType, patches: Patches) -> dict[str, str]
     return patch_reader(module, patches)
 
 
+def _transformers_decoders(module: ModuleType, patches: Patches) -> dict[str, str]:
+    from .transformers_package import patch_decoders
+
+    return patch_decoders(module, patches)
+
+
 _Patch = Callable[[ModuleType, Patches], dict[str, str]]
-_WATCHED: dict[str, _Patch] = dict(zip(WATCHED, (_gguf, _transformers_loader, _transformers_reader), strict=True))
+_PATCHES = (_gguf, _transformers_loader, _transformers_reader, _transformers_decoders)
+_WATCHED: dict[str, _Patch] = dict(zip(WATCHED, _PATCHES, strict=True))
 
 _lock = threading.RLock()
 _active = False

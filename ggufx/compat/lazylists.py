@@ -66,7 +66,7 @@ class LazyList(list):  # type: ignore[type-arg]
         return items[i]
 
     def __reversed__(self) -> Iterator[Any]:
-        return reversed(list(self))
+        yield from list(self)[::-1]
 
     def __contains__(self, value: object) -> bool:
         return value in self.items if isinstance(self.items, range) else value in list(self)

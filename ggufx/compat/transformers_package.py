@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import walk
+from ..formats import QType
 from . import headers
 from .lazylists import StringItems, as_buffer
 from .patching import Patches, is_known, say_once
 
-__all__ = ["patch_legacy_loader", "patch_reader"]
+__all__ = ["patch_decoders", "patch_legacy_loader", "patch_reader"]
 
 VALUES, OWN = "_ggufx_values", "_ggufx_own"
 _STRING, _ARRAY = 8, 9
@@ -136,3 +137,23 @@ def patch_reader(module: ModuleType, patches: Patches) -> dict[str, str]:
 
     patches.set(module, "_read_value", _read_value)
     return {"string arrays": "patched"}
+
+
+def patch_decoders(module: ModuleType, patches: Patches) -> dict[str, str]:
+    """Patch ``transformers.integrations.gguf.dequant``: float32 on the CPU, which has the same bits."""
+    import torch
+
+    from .torch_blocks import decoder
+
+    foreign = []
+    for number, original in list(module._DEQUANT.items()):
+        qtype = next((t for t in QType if t == number), None)
+        known = isinstance(original, FunctionType) and is_known(module, f"def {original.__name__}", "def dequantize")
+        if qtype is None or not known or module.GGML_BLOCK[number] != (qtype.block_size, qtype.block_bytes):
+            foreign.append(str(number))
+            continue
+        patches.set_item(module._DEQUANT, number, decoder(qtype, original, frozenset({torch.float32})))
+    if foreign:
+        say_once(f"{module.__name__}: left alone the unknown decoders of types {', '.join(foreign)}")
+        return {"float32 decoders": f"patched, except the unknown types {', '.join(foreign)}"}
+    return {"float32 decoders": "patched"}

@@ -1,0 +1,71 @@
+"""Decoding blocks that lie in torch tensors, on the CPU, into new tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import decode
+from ..formats import QType
+
+__all__ = ["array_over", "decode_blocks", "decoder", "decodes_here"]
+
+_NAMES: dict[torch.dtype, str] = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+
+
+def array_over(tensor: torch.Tensor) -> Any:
+    """Return an ndarray over a tensor's memory; bfloat16 shows as uint16."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16)
+    return tensor.numpy()
+
+
+def decodes_here(blocks: torch.Tensor, dtype: torch.dtype | None) -> bool:
+    """Whether these blocks can be decoded here: on the CPU, real, not being traced, to a float dtype."""
+    return blocks.device.type == "cpu" and dtype in _NAMES and not torch.compiler.is_compiling()
+
+
+def decode_blocks(blocks: torch.Tensor, qtype: QType, dtype: torch.dtype) -> torch.Tensor:
+    """Decode blocks to a dtype, the half ones rounded once from float32.
+
+    Parameters
+    ----------
+    blocks : Tensor of uint8
+        Shape (blocks, bytes per block), of any strides, on the CPU.
+    qtype : QType
+        The tensor type.
+    dtype : torch.dtype
+        float32, float16 or bfloat16.
+
+    Returns
+    -------
+    Tensor
+        Shape (blocks, values per block).
+    """
+    raw = blocks.detach().as_subclass(torch.Tensor).contiguous().view(torch.uint8).numpy()
+    out = torch.empty((raw.shape[0], qtype.block_size), dtype=dtype)
+    decode.dequantize(raw, qtype, dtype=_NAMES[dtype], out=array_over(out))
+    return out
+
+
+def decoder(
+    qtype: QType, original: Callable[..., torch.Tensor] | None, dtypes: frozenset[torch.dtype]
+) -> Callable[[torch.Tensor, torch.dtype], torch.Tensor]:
+    """Make a function (blocks, dtype) that decodes here where it can, and as `original` does elsewhere."""
+
+    def decode_here(blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if dtype in dtypes and decodes_here(blocks, dtype):
+            return decode_blocks(blocks, qtype, dtype)
+        if original is not None:
+            return original(blocks, dtype)
+        # Nobody else decodes this type: through the CPU, then.
+        return decode_blocks(blocks.cpu(), qtype, dtype).to(blocks.device)
+
+    return decode_here

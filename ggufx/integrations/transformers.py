@@ -1,0 +1,221 @@
+"""Loading GGUF files into transformers' models faster than the patched package alone makes it.
+
+`load` decodes into the very memory that becomes the model's parameters, in the dtype asked for, all tensors together on
+all threads. `install_decoders` replaces the decoders of transformers' newer loader where that changes last bits, and
+adds the types it lacks. Written for transformers 5.24; where another version differs, `load` goes through
+``from_pretrained`` alone, with the same result.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import compat, loading
+from ..compat.patching import Patches, say_once
+from ..errors import GGUFError
+from ..formats import QType
+from ..reader import open as open_gguf
+from ..splitting import shard_paths
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..tensor import Tensor
+
+__all__ = ["install_decoders", "load", "uninstall_decoders"]
+
+# Types that transformers 5.24's own decoders lack.
+LACKING = (QType.Q5_0, QType.Q5_1, QType.TQ1_0, QType.TQ2_0, QType.MXFP4, QType.NVFP4)
+
+_lock = threading.RLock()
+_decoders = Patches()
+
+
+def load(path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = None, **options: Any) -> Any:
+    """Load a GGUF file, or all shards of a split one, into a transformers model.
+
+    Parameters
+    ----------
+    path : path-like
+        The file, or any shard of a set.
+    auto_class : class, optional
+        A model class, or one of transformers' auto classes; ``AutoModelForCausalLM`` by default.
+    dtype : torch.dtype or str, optional
+        Of the parameters: float32 (the default), float16 or bfloat16. Halves are float32 values rounded once.
+    **options
+        Passed on to ``from_pretrained``.
+
+    Returns
+    -------
+    PreTrainedModel
+        In evaluation mode, as ``from_pretrained(folder, gguf_file=name)`` returns it: with the same parameters, bit for
+        bit.
+
+    Raises
+    ------
+    GGUFError
+        If the file is broken, or a shard is missing.
+    ImportError
+        If transformers, torch or gguf is missing.
+
+    Examples
+    --------
+    >>> from ggufx.integrations.transformers import load  # doctest: +SKIP
+    >>> model = load("gemma-3-270m-Q4_K_M.gguf", dtype="bfloat16")  # doctest: +SKIP
+    """
+    try:
+        import torch
+        import transformers
+        from transformers import modeling_gguf_pytorch_utils as legacy
+        from transformers.quantizers.quantizer_gguf import GgufHfQuantizer as Quantizer
+    except ImportError as error:
+        raise ImportError(f"loading into transformers needs transformers, torch and gguf: {error}") from error
+    with open_gguf(path) as f:  # a broken file fails here, with its name and the reason
+        is_split = f.metadata.get("split.count", 1) > 1
+    paths = shard_paths(path) if is_split else [os.fspath(path)]
+    folder, name = os.path.split(os.path.abspath(paths[0]))
+    if dtype is not None:
+        options["dtype"] = dtype
+    # One load at a time: while it runs, the loader's method is replaced for all threads.
+    with _lock, ExitStack() as stack:
+        stack.enter_context(compat.patched())
+        patches = Patches()
+        stack.callback(patches.undo)
+        known = list(inspect.signature(Quantizer.get_state_dict).parameters) == ["self", "checkpoint_file", "model"]
+        if known and hasattr(legacy, "get_gguf_hf_weights_map") and hasattr(legacy, "TENSOR_PROCESSORS"):
+            theirs = Quantizer.get_state_dict
+
+            def get_state_dict(self: Any, checkpoint_file: str, model: Any) -> Any:
+                if self.supported or self.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+                    if is_split:
+                        raise GGUFError(
+                            f"{paths[0]}: this architecture's loader takes no split files; merge them first"
+                        )
+                    return theirs(self, checkpoint_file, model)
+                return _state_dict(paths, model, self.dtype, legacy)
+
+            patches.set(Quantizer, "get_state_dict", get_state_dict)
+        elif is_split:
+            raise ImportError(f"split files need another transformers than {transformers.__version__}, 5.24 for one")
+        else:
+            say_once(f"transformers {transformers.__version__} isn't known: its own loading is used")
+        cls = transformers.AutoModelForCausalLM if auto_class is None else auto_class
+        if is_split and "config" not in options:
+            options["config"] = _config_of(paths, folder, name, transformers)
+        return cls.from_pretrained(folder, gguf_file=name, **options)
+
+
+def _config_of(paths: list[str], folder: str, name: str, transformers: Any) -> Any:
+    """Make the configuration of a split file: what transformers tells from the tensors' names, from all of them."""
+    config = transformers.AutoConfig.from_pretrained(folder, gguf_file=name)
+    names: set[str] = set()
+    architecture = ""
+    for path in paths:
+        with open_gguf(path) as f:
+            names.update(f.tensors)
+            architecture = architecture or str(f.metadata.get("general.architecture", ""))
+    if architecture not in ("falcon", "bloom"):
+        config.tie_word_embeddings = "output.weight" not in names
+    if "stablelm" in architecture:
+        config.use_qkv_bias = any(f"attn_{x}.bias" in name for name in names for x in "qkv")
+        config.use_parallel_residual = not any("ffn_norm" in name for name in names)
+    return config
+
+
+def _state_dict(paths: list[str], model: Any, dtype: torch.dtype, legacy: Any) -> dict[str, torch.Tensor]:
+    """Parameters by transformers' names, decoded from all shards."""
+    import torch
+
+    parsed = legacy.load_gguf_checkpoint(paths[0], return_tensors=False)
+    parsed["tensors"] = found = {}
+    with ExitStack() as stack:
+        files = [stack.enter_context(open_gguf(path)) for path in paths]
+        architecture = files[0].metadata["general.architecture"]
+        processor_class = legacy.TENSOR_PROCESSORS.get(architecture, legacy.TensorProcessor)
+        processor = processor_class(config=parsed["config"])
+        names = legacy.get_gguf_hf_weights_map(model, processor)
+        tensors = [tensor for file in files for tensor in file.tensors.values()]
+        direct = [t for t in tensors if t.name in names and _passes_through(processor, t, names, parsed)]
+        wanted = "bfloat16" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")
+        for name, values in loading.decode_all(direct, wanted, None).items():
+            tensor = torch.from_numpy(values.view(np.int16) if dtype == torch.bfloat16 else values)
+            found[names[name]] = tensor.view(dtype)
+        done = {t.name for t in direct}
+        for name, weights in _decoded(t for t in tensors if t.name not in done):
+            result = processor.process(weights=weights, name=name, tensor_key_mapping=names, parsed_parameters=parsed)
+            if result.name in names:
+                found[names[result.name]] = torch.from_numpy(np.array(result.weights, order="C"))
+    return {name: tensor.to(dtype) for name, tensor in found.items()}
+
+
+def _decoded(tensors: Iterable[Tensor]) -> Iterable[tuple[str, npt.NDArray[Any]]]:
+    for tensor in tensors:
+        yield tensor.name, tensor.dequantize()
+
+
+def _passes_through(processor: Any, tensor: Tensor, names: dict[str, str], parsed: dict[str, Any]) -> bool:
+    """Whether the architecture's processor hands a tensor of this name on as it is."""
+    if type(tensor.qtype) is not QType or tensor.qtype in (QType.I8, QType.I16, QType.I32, QType.I64):
+        return False
+    if "_exps" in tensor.name:  # merged with others, and large: not worth asking
+        return False
+    # One number stands for all values, so that asking costs nothing.
+    sample = np.broadcast_to(np.float32(1), tensor.shape)
+    before = dict(parsed["tensors"])
+    result = processor.process(weights=sample, name=tensor.name, tensor_key_mapping=names, parsed_parameters=parsed)
+    kept = parsed["tensors"].keys() == before.keys()
+    parsed["tensors"].clear()
+    parsed["tensors"].update(before)
+    return kept and result.name == tensor.name and result.weights is sample
+
+
+def install_decoders() -> None:
+    """Decode float16 and bfloat16 on the CPU too in transformers' newer loader, and the types it lacks.
+
+    Its decoders compute in the dtype asked for, and round in each step; these round once, from float32, so that results
+    differ in their last bits and are nearer. float32, whose bits are the same, is part of ``ggufx.compat.install``.
+
+    Raises
+    ------
+    ImportError
+        If transformers has no such loader.
+    """
+    import torch
+    from transformers.integrations.gguf import dequant
+
+    from ..compat.torch_blocks import decoder
+
+    halves = frozenset({torch.float16, torch.bfloat16})
+    everything = halves | {torch.float32}
+    with _lock:
+        if dequant in _installed:
+            return
+        compat.install()
+        for number, original in list(dequant._DEQUANT.items()):
+            qtype = next((t for t in QType if t == number), None)
+            if qtype is not None and dequant.GGML_BLOCK[number] == (qtype.block_size, qtype.block_bytes):
+                _decoders.set_item(dequant._DEQUANT, number, decoder(qtype, original, halves))
+        for qtype in LACKING:
+            if int(qtype) not in dequant._DEQUANT:
+                _decoders.set_item(dequant._DEQUANT, int(qtype), decoder(qtype, None, everything))
+                _decoders.set_item(dequant.GGML_BLOCK, int(qtype), (qtype.block_size, qtype.block_bytes))
+                _decoders.set_item(dequant.GGML_NAME, int(qtype), qtype.name)
+        _installed.append(dequant)
+
+
+_installed: list[Any] = []
+
+
+def uninstall_decoders() -> None:
+    """Put back what `install_decoders` changed."""
+    with _lock:
+        _decoders.undo()
+        _installed.clear()
