@@ -23,7 +23,7 @@ from ..compat.patching import Patches, say_once
 from ..errors import GGUFError
 from ..formats import QType
 from ..reader import open as open_gguf
-from ..splitting import shard_paths
+from ..splits import SplitFile
 
 if TYPE_CHECKING:
     import torch
@@ -79,9 +79,9 @@ def load(path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = N
     except ImportError as error:
         raise ImportError(f"loading into transformers needs transformers, torch and gguf: {error}") from error
     with open_gguf(path) as f:  # a broken file fails here, with its name and the reason
-        is_split = f.metadata.get("split.count", 1) > 1
-    paths = shard_paths(path) if is_split else [os.fspath(path)]
-    folder, name = os.path.split(os.path.abspath(paths[0]))
+        is_split = isinstance(f, SplitFile)
+        first = os.path.abspath(f.shards[0].path if isinstance(f, SplitFile) else f.path)
+    folder, name = os.path.split(first)
     if dtype is not None:
         options["dtype"] = dtype
     # One load at a time: while it runs, the loader's method is replaced for all threads.
@@ -96,11 +96,9 @@ def load(path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = N
             def get_state_dict(self: Any, checkpoint_file: str, model: Any) -> Any:
                 if self.supported or self.dtype not in (torch.float32, torch.float16, torch.bfloat16):
                     if is_split:
-                        raise GGUFError(
-                            f"{paths[0]}: this architecture's loader takes no split files; merge them first"
-                        )
+                        raise GGUFError(f"{first}: this architecture's loader takes no split files; merge them first")
                     return theirs(self, checkpoint_file, model)
-                return _state_dict(paths, model, self.dtype, legacy)
+                return _state_dict(first, model, self.dtype, legacy)
 
             patches.set(Quantizer, "get_state_dict", get_state_dict)
         elif is_split:
@@ -109,19 +107,16 @@ def load(path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = N
             say_once(f"transformers {transformers.__version__} isn't known: its own loading is used")
         cls = transformers.AutoModelForCausalLM if auto_class is None else auto_class
         if is_split and "config" not in options:
-            options["config"] = _config_of(paths, folder, name, transformers)
+            options["config"] = _config_of(first, folder, name, transformers)
         return cls.from_pretrained(folder, gguf_file=name, **options)
 
 
-def _config_of(paths: list[str], folder: str, name: str, transformers: Any) -> Any:
+def _config_of(first: str, folder: str, name: str, transformers: Any) -> Any:
     """Make the configuration of a split file: what transformers tells from the tensors' names, from all of them."""
     config = transformers.AutoConfig.from_pretrained(folder, gguf_file=name)
-    names: set[str] = set()
-    architecture = ""
-    for path in paths:
-        with open_gguf(path) as f:
-            names.update(f.tensors)
-            architecture = architecture or str(f.metadata.get("general.architecture", ""))
+    with open_gguf(first) as f:
+        names = set(f.tensors)
+        architecture = str(f.metadata["general.architecture"])
     if architecture not in ("falcon", "bloom"):
         config.tie_word_embeddings = "output.weight" not in names
     if "stablelm" in architecture:
@@ -130,19 +125,17 @@ def _config_of(paths: list[str], folder: str, name: str, transformers: Any) -> A
     return config
 
 
-def _state_dict(paths: list[str], model: Any, dtype: torch.dtype, legacy: Any) -> dict[str, torch.Tensor]:
-    """Parameters by transformers' names, decoded from all shards."""
+def _state_dict(first: str, model: Any, dtype: torch.dtype, legacy: Any) -> dict[str, torch.Tensor]:
+    """Parameters by transformers' names, decoded from the file and its other shards."""
     import torch
 
-    parsed = legacy.load_gguf_checkpoint(paths[0], return_tensors=False)
+    parsed = legacy.load_gguf_checkpoint(first, return_tensors=False)
     parsed["tensors"] = found = {}
-    with ExitStack() as stack:
-        files = [stack.enter_context(open_gguf(path)) for path in paths]
-        architecture = files[0].metadata["general.architecture"]
-        processor_class = legacy.TENSOR_PROCESSORS.get(architecture, legacy.TensorProcessor)
+    with open_gguf(first) as f:
+        processor_class = legacy.TENSOR_PROCESSORS.get(f.metadata["general.architecture"], legacy.TensorProcessor)
         processor = processor_class(config=parsed["config"])
         names = legacy.get_gguf_hf_weights_map(model, processor)
-        tensors = [tensor for file in files for tensor in file.tensors.values()]
+        tensors = list(f.tensors.values())
         direct = [t for t in tensors if t.name in names and _passes_through(processor, t, names, parsed)]
         wanted = "bfloat16" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")
         for name, values in loading.decode_all(direct, wanted, None).items():
