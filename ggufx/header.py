@@ -152,14 +152,17 @@ class _Parser:
     def fail(self, message: str) -> NoReturn:
         raise GGUFError(f"{self.label}: {message}")
 
-    def short(self, where: str, wanted: int) -> NoReturn:
-        """Deal with a header that goes on beyond what may be read: fetch more, or say which end was reached."""
+    def short(self, where: str, wanted: int, likely: int = 0) -> NoReturn:
+        """Deal with a header that goes on beyond what may be read: fetch more, or say which end was reached.
+
+        `wanted` is the least that parsing needs to go on, `likely` a guess at all that is coming, to save requests.
+        """
         if wanted <= self.size:
             if wanted > self.limits.max_header_bytes:
                 limit = self.limits.max_header_bytes
                 self.fail(f"the header is over the limit max_header_bytes={limit} ({where} needs byte {wanted - 1})")
             if wanted > len(self.buf):
-                raise NeedMore(wanted)
+                raise NeedMore(min(max(wanted, likely), self.limits.max_header_bytes))
         self.fail(f"the file ends at byte {self.size} inside its header, in {where}; is it a truncated download?")
 
     def need(self, count: int, where: str) -> int:
@@ -264,7 +267,8 @@ class _Parser:
             self.room(count * self.width, where)
             self.pos, done = walk.walk_strings(self.buf, start, self.stop, count, self.width, self.big)
             if done < count:
-                self.short(f"{where}, element {done}", self.string_end())
+                likely = start + (self.pos - start) * count // max(done, 1)
+                self.short(f"{where}, element {done}", self.string_end(), likely)
         else:
             self.room(count * (4 + self.width), where)
             levels = self.limits.max_nesting - 1
@@ -313,6 +317,7 @@ class _Parser:
         index: dict[str, int] = {}
         chunks = [np.empty((0, walk.TENSOR_COLUMNS), np.uint64)]
         repeats: list[tuple[int, int]] = []
+        first_info = self.pos
         while len(names) < count:
             rows = np.empty((min(CHUNK, count - len(names)), walk.TENSOR_COLUMNS), np.uint64)
             base = self.pos
@@ -330,14 +335,16 @@ class _Parser:
                 names.append(name)
             chunks.append(rows[:done])
             if status:
-                self.bad_info(status, len(names), count, names)
+                self.bad_info(status, count, names, first_info)
         return names, index, np.concatenate(chunks), repeats
 
-    def bad_info(self, status: int, number: int, count: int, names: list[str]) -> NoReturn:
+    def bad_info(self, status: int, count: int, names: list[str], first_info: int) -> NoReturn:
+        number = len(names)
         where = f"the information on tensor {number} of {count}"
         where += f" (after {names[-1]!r})" if names else ""
         if status == walk.SHORT:
-            self.short(where, max(self.stop + 1, self.string_end() + 4))
+            likely = first_info + (self.pos - first_info) * count // max(number, 1)
+            self.short(where, max(self.stop + 1, self.string_end() + 4), likely)
         length = int(self.length.unpack_from(self.buf, self.pos)[0])
         if status == walk.TOO_MANY:
             self.fail(f"{where} has a name of {length} bytes (at most {LONGEST_NAME} are read)")

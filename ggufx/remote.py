@@ -176,7 +176,7 @@ class RemoteOpener:
         if self._download:
             return self._downloaded(path, label)
         size = self._size(path, label)
-        if size is None or not self._has_ranges(path):
+        if size is None or not self._has_ranges(path, size):
             lack = "doesn't say how large the file is" if size is None else "can't send parts of a file (no ranges)"
             raise GGUFError(f"{label}: the server {lack}; download=True fetches the whole file first")
         if size == 0:
@@ -202,12 +202,12 @@ class RemoteOpener:
         size = info.get("size")
         return size if isinstance(size, int) else None
 
-    def _has_ranges(self, path: str) -> bool:
+    def _has_ranges(self, path: str, size: int) -> bool:
         """Ask an HTTP server for its second byte: one without ranges would otherwise send everything, each time."""
         if not self._protocols & {"http", "https"}:
             return True
         try:
-            with self._system.open(path, "rb", cache_type="none", block_size=1 << 12) as file:
+            with self._system.open(path, "rb", cache_type="none", block_size=1 << 12, size=size) as file:
                 file.seek(1)
                 return len(file.read(1)) == 1
         except ValueError:

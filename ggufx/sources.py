@@ -212,9 +212,9 @@ class PieceSource(Source):
 
     def grow_header(self, wanted: int) -> None:
         """Make :attr:`header` at least `wanted` bytes long, or as long as the file."""
-        # Four times as much each time: few requests for a long header, little too much for a short one.
+        # A little more than the parser asks for, and a quarter more at least: few requests, little too much.
         have = len(self._header)
-        stop = min(max(wanted, 4 * have), self.size)
+        stop = min(max(wanted + wanted // 16 + self.first // 4, have * 5 // 4), self.size)
         self._header += self.read(have, stop).tobytes()
 
 
