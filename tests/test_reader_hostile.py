@@ -246,6 +246,13 @@ def test_not_strict(tmp_path):
         assert "8 problems" not in repr(f) or len(f.problems) == 8
 
 
+def test_all_that_a_tensor_covers_is_flagged(tmp_path):
+    """The third overlaps the first although the second, between them, ended before it."""
+    infos = [Info(b"a", [64], 0, 0), Info(b"b", [8], 0, 32), Info(b"c", [8], 0, 96), Info(b"d", [8], 0, 256)]
+    with ggufx.open(File(infos=infos, data=b"\0" * 288).write(tmp_path / "m.gguf"), strict=False) as f:
+        assert [name for name in f if f[name].problem] == ["a", "b", "c"]
+
+
 def test_limits(tmp_path):
     path = (
         File().add("k", gb.ARRAY, nested(4)).add("t", gb.ARRAY, Array(gb.STRING, [b"abc"] * 50)).write(tmp_path / "a")
