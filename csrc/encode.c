@@ -35,8 +35,11 @@ static int overflows(const uint8_t *block, int at) {
     return at >= 0 && (block[at + 1] & 0x7C) == 0x7C;
 }
 
+/* Values checked at a time before they are quantized: what the check brought into the L1 cache is still there. */
+enum { CHECKED = 2048 };
+
 size_t ggufx_encode(int path_index, int type, const float *x, const float *qw, const void *const *lattice, size_t rows,
-                    size_t width, uint8_t *out) {
+                    size_t width, int check, uint8_t *out) {
     const ggufx_encoders *e = encoders_of(path_index);
     const struct encoder_unit u = units[type];
     const size_t lanes = (size_t)e->lanes, per_row = width / (size_t)u.values, blocks = rows * per_row;
@@ -46,32 +49,43 @@ size_t ggufx_encode(int path_index, int type, const float *x, const float *qw, c
     float means[GGUFX_MAX_LANES] = {0}, of_rows[GGUFX_MAX_LANES];
     uint8_t *block[GGUFX_MAX_LANES], spare[GGUFX_MAX_LANES][300];
     size_t overflowed = 0, row = 0, column = 0, means_from = 0, means_to = 0;
+    const float *checked = x, *const end = x + rows * width;
     const uint64_t control = ggufx_fp_default();
 
     for (size_t b = 0; b < blocks; b += lanes) {
+        while (check && checked < end && (size_t)(checked - x) < lanes * (size_t)u.values) {
+            const size_t n = end - checked < CHECKED ? (size_t)(end - checked) : CHECKED;
+            if (!e->all_finite(checked, n)) {
+                ggufx_fp_restore(control);
+                return SIZE_MAX;
+            }
+            checked += n;
+        }
         const size_t live = blocks - b < lanes ? blocks - b : lanes;
         for (size_t k = 0; k < live; k++) {
-            xs[k] = x;
-            block[k] = out;
-            if (qw) qws[k] = qw + column * (size_t)u.values;
+            xs[k] = x + k * (size_t)u.values;
+            block[k] = out + k * (size_t)u.bytes;
+        }
+        for (size_t k = 0; qw && k < live; k++) {
+            qws[k] = qw + column * (size_t)u.values;
             if (by_row) {
                 if (row == means_to) {
                     const float *starts[GGUFX_MAX_LANES];
-                    for (size_t i = 0; i < lanes; i++) starts[i] = x + (row + i < rows ? i : 0) * width;
+                    for (size_t i = 0; i < lanes; i++) starts[i] = xs[k] + (row + i < rows ? i : 0) * width;
                     e->row_means(starts, width, of_rows);
                     means_from = row;
                     means_to = row + lanes;
                 }
                 means[k] = of_rows[row - means_from];
             }
-            x += u.values;
-            out += u.bytes;
             if (++column == per_row) column = 0, row++;
         }
         /* Lanes beyond the end repeat the first block, and their results are dropped. */
         for (size_t k = live; k < lanes; k++) xs[k] = xs[0], qws[k] = qws[0], means[k] = means[0], block[k] = spare[k];
         e->encode[type](xs, qw ? qws : NULL, means, &table, block);
         for (size_t k = 0; k < live; k++) overflowed += overflows(block[k], u.half[0]) || overflows(block[k], u.half[1]);
+        x += live * (size_t)u.values;
+        out += live * (size_t)u.bytes;
     }
     ggufx_fp_restore(control);
     return overflowed;

@@ -44,5 +44,6 @@ def encode(
     x: npt.NDArray[np.float32],
     qw: npt.NDArray[np.float32] | None,
     lattice: tuple[npt.NDArray[np.generic], ...] | None,
+    check: bool,
     out: npt.NDArray[np.uint8],
 ) -> int: ...

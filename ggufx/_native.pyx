@@ -145,7 +145,7 @@ cdef extern from "ggufx.h" nogil:
     int ggufx_encodes(int type)
     int ggufx_all_finite(int path, const float *x, size_t n)
     size_t ggufx_encode(int path, int type, const float *x, const float *qw, const void *const *lattice, size_t rows,
-                        size_t width, uint8_t *out)
+                        size_t width, int check, uint8_t *out)
 
 
 def encodes(int type):
@@ -164,9 +164,9 @@ def all_finite(int path, x):
     return bool(finite)
 
 
-def encode(int path, int type, x, qw, lattice, out):
-    """Quantize float32 rows into out (rows, bytes per row); returns how many scales overflowed. The caller has checked
-    everything."""
+def encode(int path, int type, x, qw, lattice, bint check, out):
+    """Quantize float32 rows into out (rows, bytes per row); returns how many scales overflowed, or with `check` -1 if a
+    value isn't finite. The caller has checked everything else."""
     cdef Py_buffer views[7]
     cdef int held = 0, i
     cdef const float *weights = NULL
@@ -189,9 +189,9 @@ def encode(int path, int type, x, qw, lattice, out):
                 tables[i] = views[held].buf
                 held += 1
         with nogil:
-            overflowed = ggufx_encode(path, type, <const float *>views[0].buf, weights, tables, rows, width,
+            overflowed = ggufx_encode(path, type, <const float *>views[0].buf, weights, tables, rows, width, check,
                                       <uint8_t *>views[1].buf)
     finally:
         for i in range(held):
             PyBuffer_Release(&views[i])
-    return overflowed
+    return <Py_ssize_t>overflowed

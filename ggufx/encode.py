@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -113,8 +113,13 @@ def importance_rows(imatrix: npt.ArrayLike, shape: tuple[int, ...]) -> Floats:
     return importance.reshape(-1, shape[-1])
 
 
-def _find_nonfinite(array: npt.NDArray[Any], flat: npt.NDArray[Any], rows: Floats, start: int) -> GGUFError:
-    at = start * flat.shape[1] + int(np.flatnonzero(~np.isfinite(rows))[0])
+def _find_nonfinite(array: npt.NDArray[Any], flat: npt.NDArray[Any], pieces: Iterable[_Piece]) -> GGUFError:
+    """Error that names the first value that isn't finite."""
+    for p in pieces:
+        bad = np.flatnonzero(~np.isfinite(_float32(flat[p.start : p.stop])))
+        if bad.size:
+            break
+    at = p.start * flat.shape[1] + int(bad[0])
     value = flat[divmod(at, flat.shape[1])]
     why = "not finite" if not np.isfinite(value) else "too large for float32"
     return GGUFError(f'x{_position(array.shape, at)} is {value}, which is {why}; nonfinite="zero" quantizes it as 0')
@@ -214,12 +219,14 @@ def quantize(
         piece = max(piece, min(flat.size // (workers * _PIECES_PER_THREAD), 1 << 20))
     pieces = list(_pieces(len(flat), flat.shape[1], n_importance, piece))
 
-    if nonfinite == "error":
+    # Searches take so long that everything is checked before; else it is on the way, while the values are in the cache.
+    quick = native is not None and qtype not in _SEARCHING | _PLAIN and importance is None
+    if nonfinite == "error" and not quick:
 
         def check(p: _Piece) -> None:
             rows = _float32(flat[p.start : p.stop])
             if not (native.all_finite(index, rows) if native is not None else np.isfinite(rows).all()):
-                raise _find_nonfinite(array, flat, rows, p.start)
+                raise _find_nonfinite(array, flat, pieces)
 
         run(check, pieces, workers)
 
@@ -240,7 +247,9 @@ def quantize(
         if qtype in _PLAIN:
             found = _plain(rows, qtype, into, path)
         elif native is not None:
-            found = native.encode(index, qtype, rows, weights, lattice, into)
+            found = native.encode(index, qtype, rows, weights, lattice, quick and nonfinite == "error", into)
+            if found < 0:
+                raise _find_nonfinite(array, flat, pieces)
         else:
             found = _encode_in_numpy(rows, qtype, weights, into)
         if found:

@@ -183,7 +183,7 @@ def test_memory_is_respected(rng, qtype, path, guarded):
         assert _dispatch.native is not None
         _dispatch.native.encode(
             _dispatch.resolve(path), qtype, source.view(np.float32).reshape(x.shape), weights.view(np.float32),
-            _lattice(qtype), out,
+            _lattice(qtype), True, out,
         )  # fmt: skip
         np.testing.assert_array_equal(out, want)
         assert _dispatch.native.all_finite(_dispatch.resolve(path), source.view(np.float32))
