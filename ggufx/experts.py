@@ -18,6 +18,7 @@ import numpy as np
 from .decode import output_dtype
 from .errors import GGUFError
 from .formats import QType
+from .layers import BufferPool
 from .tensor import Tensor
 
 if TYPE_CHECKING:
@@ -76,6 +77,12 @@ class ExpertStack(Sequence[Tensor]):
             raise IndexError(f"{self.tensors[0].label}: there are {len(self)} experts, index {k} is out of range")
         return self._stacked.expert(k % len(self)) if self._stacked is not None else self._parts[k]
 
+    def wanted(self, n: int, dtype: npt.DTypeLike | str | None) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and dtype of the array that decoding `n` experts makes."""
+        for tensor in self.tensors:
+            tensor.check_readable()
+        return (n, *self.shape[1:]), output_dtype(dtype, QType(self.tensors[0].qtype))
+
     def decode(
         self,
         chosen: Sequence[int] | npt.NDArray[np.integer[Any]],
@@ -87,9 +94,9 @@ class ExpertStack(Sequence[Tensor]):
         """Decode chosen experts into one array of shape ``(len(chosen), *shape[1:])``, reading only their bytes."""
         if self._stacked is not None:
             return self._stacked.experts(chosen, out=out, dtype=dtype, threads=threads)
-        shape = (len(chosen), *self.shape[1:])
+        shape, own = self.wanted(len(chosen), dtype)
         if out is None:
-            out = np.empty(shape, output_dtype(dtype, QType(self._parts[0].qtype)))
+            out = np.empty(shape, own)
         elif out.shape != shape:
             raise ValueError(f"out has shape {out.shape}, the values have {shape}")
         for row, k in zip(out, chosen, strict=True):
@@ -161,7 +168,8 @@ class MoELayer(Mapping[str, ExpertStack]):
         chosen : sequence of int
             Expert numbers, in the order wanted.
         out : dict of str to ndarray, optional
-            An array for each part, as an earlier call returned it: decoded into again, so memory stays flat.
+            An array for each part, as an earlier call returned it: decoded into again, so memory stays flat. Without it
+            all parts lie in one fresh buffer.
         dtype, threads
             As for :func:`ggufx.dequantize`.
 
@@ -173,7 +181,7 @@ class MoELayer(Mapping[str, ExpertStack]):
         if out is not None and set(out) != set(self._stacks):
             raise ValueError(f"out has parts {sorted(out)}, block {self.number} has {sorted(self._stacks)}")
         if out is None:
-            return {part: s.decode(chosen, dtype=dtype, threads=threads) for part, s in self._stacks.items()}
+            out = BufferPool().take({part: s.wanted(len(chosen), dtype) for part, s in self._stacks.items()})
         for part, stack in self._stacks.items():
             stack.decode(chosen, out=out[part], dtype=dtype, threads=threads)
         return out

@@ -98,6 +98,8 @@ class GGUFFile:
     ...     f["token_embd.weight"].dequantize()
     """
 
+    _moe: MoE | None = None
+
     def __init__(self, path: str, source: Source, header: Header) -> None:
         self.path = path
         self.version = header.version
@@ -147,9 +149,12 @@ class GGUFFile:
         GGUFError
             If an expert is missing, or metadata and tensors disagree about the count.
         """
-        from .experts import find_experts
+        self._source.check_open()
+        if self._moe is None:
+            from .experts import find_experts
 
-        return find_experts(self)
+            self._moe = find_experts(self)
+        return self._moe
 
     def layers(self, prefix: str = "blk") -> Layers:
         """Group the tensors by block number.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from itertools import pairwise
 
 import gguf_bytes as gb
 import numpy as np
@@ -114,7 +115,10 @@ def test_every_layout(tmp_path, layout, mode):
             with pytest.raises(ValueError, match="shape"):
                 stack.decode([0, 1], out=np.empty((3, *value.shape[1:]), np.float32))
         layer = moe[next(iter(moe))]
+        assert f.moe is moe
         decoded = layer.decode([3, 1])
+        ends = sorted((array.ctypes.data, array.ctypes.data + array.nbytes) for array in decoded.values())
+        assert all(0 <= b[0] - a[1] < 64 for a, b in pairwise(ends)), "one buffer, nothing overlaps"
         again = layer.decode([0, 2], out=decoded)
         assert again is decoded
         for part, array in decoded.items():
