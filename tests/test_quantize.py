@@ -69,7 +69,7 @@ def kinds_of_rows(rng: np.random.Generator, width: int = 512) -> dict[str, np.nd
         "zero sub-groups": np.where(at // 16 % 3, 0, gauss),
         "shifted": gauss * 0.02 + 0.3,
         "powers": 2.0 ** rng.integers(-20, 10, width) * rng.choice([-1, 1], width),
-        "below powers": (1 - 2.0**-24 * (at + 1)) * 2.0 ** np.repeat(rng.integers(-60, 60, width // 32), 32),
+        "below powers": (1 - 2.0**-24 * (at + 1)) * 2.0 ** np.repeat(rng.integers(-60, 25, width // 32), 32),
         "scaled blocks": gauss * np.repeat(np.exp(rng.standard_normal(width // 32)), 32),
         "lattice": rng.integers(-8, 8, width) / 8,
     }
