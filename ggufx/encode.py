@@ -176,8 +176,7 @@ def quantize(
     -----
     The bytes are those of ggml 0.20.2 built for x86-64 without fused operations. Where ggml aborts, because sums of
     squares overflow in the codebook search of an IQ type (magnitudes above some 1e18), the first neighbour is taken.
-    A block whose weights are all zero gets a scale of zero, or where ggml's search divides nothing by nothing a finite
-    scale of its own; see the documentation of the importance matrix.
+    Importance of zero throughout gives finite blocks.
 
     Examples
     --------

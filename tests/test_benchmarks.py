@@ -44,7 +44,7 @@ def test_decode(tmp_path):
     assert "| Q4_K |" in (tmp_path / "r.md").read_text()
 
 
-@pytest.mark.parametrize("script", ["opening.py", "loading.py"])
+@pytest.mark.parametrize("script", ["opening.py", "loading.py", "quantize.py"])
 def test_quick(script, tmp_path):
     extra = ["--readers", "ggufx,ggufx without the extension"] if script == "opening.py" else []
     done = run(script, "--quick", "--out", tmp_path / "r", *extra)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -252,6 +254,17 @@ class Linear:
     def __call__(self, x):
         for hook in self.hooks:
             hook(self, (x,))
+
+
+def test_documented_examples(tmp_path, monkeypatch):
+    page = Path(__file__).parent.parent / "docs" / "quantizing.md"
+    if not page.exists():
+        pytest.skip("docs/ is not here: not a source tree")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
+        exec(compile(code, page.name, "exec"), names)
+    assert names["both"].entries["blk.0.ffn_up.weight"].counts.tolist() == [1000]
 
 
 def test_watching():
