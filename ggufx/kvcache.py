@@ -6,11 +6,11 @@ layers their window and one batch, MLA layers the compressed row, recurrent laye
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .errors import GGUFError
 from .formats import QType, nbytes
+from .hyperparameters import Hyperparameters
 
 __all__ = ["CacheShape", "LayerCache"]
 
@@ -80,36 +80,16 @@ class CacheShape(NamedTuple):
         GGUFError
             If a key the size depends on is missing; the message names it.
         """
-        arch = metadata.get("general.architecture")
-
-        def need(key: str) -> Any:
-            value = metadata.get(f"{arch}.{key}")
-            if value is None:
-                raise GGUFError(f"metadata has no {arch}.{key}: the size of the cache depends on it")
-            return value
-
-        def get(key: str, default: int = 0) -> int:
-            value = metadata.get(f"{arch}.{key}", default)
-            return int(value[0]) if hasattr(value, "__len__") and len(value) else int(value)
-
-        n_layer = int(need("block_count"))
-
-        def per_layer(value: Any) -> list[int]:
-            if not hasattr(value, "__len__"):
-                return [int(value)] * n_layer
-            if len(value) < n_layer:
-                raise GGUFError(f"{arch}: a per-layer key has {len(value)} values for {n_layer} layers")
-            return [int(v) for v in value[:n_layer]]
-
-        heads = per_layer(metadata.get(f"{arch}.attention.head_count", 0))
-        kv_heads = per_layer(metadata.get(f"{arch}.attention.head_count_kv", heads))
-        head = int(need("embedding_length")) // max(max(heads), 1) if max(heads) else 0
-        k_size, v_size = get("attention.key_length", head), get("attention.value_length", head)
-        windows = _windows(arch or "", metadata, n_layer)
-        shared_from = n_layer - get("attention.shared_kv_layers") if get("attention.shared_kv_layers") else n_layer
-        shared_from = min(shared_from, SHARED_FROM.get(arch or "", n_layer))
-        interval = get("full_attention_interval")
-        mla = get("attention.key_length_mla") > 0
+        get = Hyperparameters(metadata)
+        n_layer = get.n_layer
+        heads = get.per_layer("attention.head_count", 0)
+        kv_heads = get.per_layer("attention.head_count_kv", heads)
+        head = get.number("embedding_length") // max(heads) if max(heads) else 0
+        k_size, v_size = get.number("attention.key_length", head), get.number("attention.value_length", head)
+        windows = _windows(get)
+        shared_from = min(n_layer - get.number("attention.shared_kv_layers", 0), SHARED_FROM.get(get.arch, n_layer))
+        interval = get.number("full_attention_interval", 0)
+        mla = get.number("attention.key_length_mla", 0) > 0
         state = _state_nbytes(get)
         layers = []
         for n in range(n_layer):
@@ -119,37 +99,36 @@ class CacheShape(NamedTuple):
                 layers.append(LayerCache(0, 0, 0, 0))
             elif mla:
                 # One compressed row serves as keys and values.
-                layers.append(LayerCache(get("attention.kv_lora_rank") + get("rope.dimension_count"), 0, 0, 0))
+                width = get.number("attention.kv_lora_rank", 0) + get.number("rope.dimension_count", 0)
+                layers.append(LayerCache(width, 0, 0, 0))
             else:
-                k = get("attention.key_length_swa", k_size) if windows[n] else k_size
-                v = get("attention.value_length_swa", v_size) if windows[n] else v_size
+                k = get.number("attention.key_length_swa", k_size) if windows[n] else k_size
+                v = get.number("attention.value_length_swa", v_size) if windows[n] else v_size
                 layers.append(LayerCache(kv_heads[n] * k, kv_heads[n] * v, windows[n], 0))
         return cls(tuple(layers))
 
 
-def _windows(arch: str, metadata: Mapping[str, Any], n_layer: int) -> list[int]:
+def _windows(get: Hyperparameters) -> list[int]:
     """The sliding window of each layer, 0 where the layer sees everything."""
-    value = metadata.get(f"{arch}.attention.sliding_window", WINDOWS.get(arch, 0))
-    window = int(value[0]) if hasattr(value, "__len__") else int(value)
-    pattern = metadata.get(f"{arch}.attention.sliding_window_pattern")
-    if not window:
-        return [0] * n_layer
-    if pattern is not None and hasattr(pattern, "__len__"):
+    n_layer = get.n_layer
+    window = get.number("attention.sliding_window", WINDOWS.get(get.arch, 0))
+    pattern = get.flags("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
         return [window if n < len(pattern) and pattern[n] else 0 for n in range(n_layer)]
-    every, first = WINDOW_PATTERNS.get(arch, (0, 0))
-    every = int(pattern) if pattern is not None else every
-    if not every:
+    every, first = WINDOW_PATTERNS.get(get.arch, (0, 0))
+    every = every if pattern is None else pattern
+    if not window or not every:
         return [0] * n_layer  # this architecture doesn't use its window, or we don't know how: count the larger size
     full = 0 if first else every - 1
     return [0 if n % every == full else window for n in range(n_layer)]
 
 
-def _state_nbytes(get: Callable[..., int]) -> int:
+def _state_nbytes(get: Hyperparameters) -> int:
     """Bytes of a recurrent layer's state, in float32."""
-    inner, state = get("ssm.inner_size"), get("ssm.state_size")
-    conv = max(get("ssm.conv_kernel") - 1, 0) * (inner + 2 * get("ssm.group_count") * state)
-    if wkv := get("wkv.head_size"):
-        return 4 * get("embedding_length") * (wkv + get("token_shift_count", 2))
-    if short := get("shortconv.l_cache"):
-        return 4 * get("embedding_length") * (short - 1)
+    if wkv := get.number("wkv.head_size", 0):
+        return 4 * get.number("embedding_length") * (wkv + get.number("token_shift_count", 2))
+    if short := get.number("shortconv.l_cache", 0):
+        return 4 * get.number("embedding_length") * (short - 1)
+    inner, state = get.number("ssm.inner_size", 0), get.number("ssm.state_size", 0)
+    conv = max(get.number("ssm.conv_kernel", 0) - 1, 0) * (inner + 2 * get.number("ssm.group_count", 0) * state)
     return 4 * (conv + inner * state)

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from .errors import GGUFError
 from .filetypes import FileType
 from .formats import QType, nbytes
+from .hyperparameters import Hyperparameters
 from .kvcache import CacheShape
 from .recipes import EMBEDDINGS, Choice, ModelFacts, Request, TensorLike, block_number, choose
 
@@ -319,13 +321,12 @@ def plan(
     for ftype in mixes if mixes is not None else [f for f in FileType if f is not FileType.NVFP4]:
         try:
             choices = tuple(choose(specs, facts, Request(ftype, imatrix=imatrix, pure=pure)))
-        except ValueError:
+        except GGUFError:
             continue  # a type without a fallback: this mix can't be made of this model
         size = sum(math.prod(c.shape) for c in choices)
         total = sum(_tensor_nbytes(c.shape, c.qtype) for c in choices)
         planned.append(MixPlan(ftype, choices, total, size, any(c.needs_imatrix for c in choices)))
-    used = metadata.get(f"{facts.arch}.expert_used_count", facts.n_expert)
-    used = max(int(u) for u in used) if hasattr(used, "__len__") else int(used)
+    used = max(Hyperparameters(metadata).per_layer("expert_used_count", facts.n_expert))
     return Plan(
         facts,
         sum(math.prod(t.shape) for t in specs),

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from .errors import GGUFError
 from .filetypes import FileType
 from .formats import QType
+from .hyperparameters import Hyperparameters
 
 __all__ = ["Choice", "ModelFacts", "Request", "TensorSpec", "choose", "visiting_order"]
 
@@ -74,27 +75,15 @@ class ModelFacts:
         GGUFError
             If the architecture or its ``block_count`` is missing.
         """
-        arch = metadata.get("general.architecture")
-        if not isinstance(arch, str):
-            raise GGUFError("metadata has no general.architecture: the recipes depend on it")
-        n_layer = metadata.get(f"{arch}.block_count")
-        if n_layer is None:
-            raise GGUFError(f"metadata has no {arch}.block_count: the recipes depend on it")
-
-        def first(key: str, default: int) -> int:
-            value = metadata.get(f"{arch}.{key}", default)
-            if isinstance(value, str) or not hasattr(value, "__len__"):
-                return int(value)
-            return int(value[0]) if len(value) else default
-
-        n_head = first("attention.head_count", 0)
+        numbers = Hyperparameters(metadata)
+        n_head = numbers.number("attention.head_count", 0)
         return cls(
-            arch,
-            int(n_layer),
+            numbers.arch,
+            numbers.n_layer,
             n_head,
-            first("attention.head_count_kv", n_head),
-            first("expert_count", 0),
-            first("nextn_predict_layers", 0),
+            numbers.number("attention.head_count_kv", n_head),
+            numbers.number("expert_count", 0),
+            numbers.number("nextn_predict_layers", 0),
         )
 
     @property
@@ -498,7 +487,7 @@ def needs_imatrix(name: str, qtype: QType | int, ftype: FileType) -> bool:
     return qtype in NEED_IMATRIX or (qtype == QType.Q2_K and ftype == FileType.Q2_K_S)
 
 
-_BLOCK = re.compile(r"blk\.\s*([+-]?\d+)")
+_BLOCK = re.compile(r"blk\.\s*([+-]?\d{1,9})")
 
 
 def block_number(name: str) -> int:

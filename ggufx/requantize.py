@@ -384,8 +384,8 @@ class _Job:
             self.choices = [
                 c._replace(qtype=c.source, wanted=None, kept="copied", needs_imatrix=False) for c in choices
             ]
-            own = self.files[0].metadata.get("general.file_type", 0)
-            self.ftype = FileType(own) if own in FileType._value2member_map_ else FileType.F32
+            own = self.files[0].metadata.get("general.file_type")
+            self.ftype = next((f for f in FileType if isinstance(own, int) and f == own), FileType.F32)
         else:
             self.ftype = FileType.Q4_K_M if ftype is None else FileType.parse(ftype)
             self.choices = choose(self.sources, self.facts, replace(request, ftype=self.ftype), keep_order=keep_order)
@@ -399,6 +399,7 @@ class _Job:
             c
             for c in self.choices
             if c.kept is None
+            and 0 not in c.shape
             and not any(p.search(c.name) for p in patterns)
             and not (c.name == "output.weight" and self.request.output_type is not None)
         ]
@@ -584,7 +585,7 @@ class _Job:
     def slabs(self, c: Choice) -> Iterator[_Slab]:
         """A tensor's rows in pieces that don't cross from one expert to the next."""
         source, weights = self.by_name[c.name], self.weights_of(c)
-        rows = math.prod(c.shape[:-1])
+        rows = math.prod(c.shape[:-1]) if c.shape[-1] else 0
         step = max(1, SLAB // max(c.shape[-1], 1))
         groups = 1 if weights is None or weights.ndim == 1 else len(weights)
         per_group = rows // groups
@@ -632,7 +633,7 @@ def _pruned(sources: list[_Source], prune: Sequence[int]) -> tuple[list[_Source]
     return kept, len(numbers)
 
 
-_ANY_BLOCK = re.compile(r"blk\.(\d+)\.")
+_ANY_BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 
 
 def _nearest(choices: Iterable[Choice]) -> FileType:

@@ -7,7 +7,7 @@ import os
 from .errors import GGUFError
 from .reader import GGUFFile
 from .reader import open as open_gguf
-from .splits import SplitFile
+from .splits import SplitFile, declared
 from .stream import Progress
 from .writer import SPLIT_KEYS, Writer
 
@@ -115,8 +115,8 @@ def convert_endian(
 
 
 def _check_whole(f: GGUFFile) -> None:
-    count = f.metadata.get("split.count", 0)
-    if count > 1:
+    count = declared(f, "count")
+    if count is not None and count > 1:
         raise GGUFError(f"{f.path} is one of {count} shards; merge them before splitting anew")
 
 

@@ -28,6 +28,7 @@ def model(tmp_path: Path) -> Path:
         w.set("llama.rope.freq_base", 1e4)
         w.set("tokens", ["a", b"\xff\xfe", "c"])
         w.set("none", [], "string")
+        w.set("numbers", [1, -2, 3])
         w.set("nested", [[1, 2], [3]], "uint8")
         w.set("flag", True)
         for n in range(5):
@@ -45,6 +46,9 @@ def copy_of(path: Path, out: Path, **options: object) -> Path:
 @pytest.mark.parametrize("options", [{}, {"alignment": 64}, {"byteorder": "big"}, {"version": 1}, {"version": 2}])
 def test_read_and_write_unchanged_gives_the_same_bytes(model: Path, tmp_path: Path, options: dict) -> None:
     made = copy_of(model, tmp_path / "made.gguf", **options)
+    with ggufx.open(model) as f, ggufx.open(made) as g:
+        assert all(np.array_equal(g.metadata[key], f.metadata[key]) for key in f.metadata if key != "nested")
+        assert g.metadata["nested"] == f.metadata["nested"]
     options.pop("alignment", None)
     again = copy_of(made, tmp_path / "again.gguf", **options)
     assert again.read_bytes() == made.read_bytes()
@@ -84,6 +88,7 @@ def test_a_longer_value_takes_a_copy(model: Path) -> None:
     with ggufx.open(model) as f:
         assert list(f.metadata) == [
             "general.architecture", "general.name", "llama.block_count", "llama.rope.freq_base", "tokens", "none",
+            "numbers",
             "other.flag",
         ]  # fmt: skip
         assert f.metadata["general.name"] == "n" * 1000

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,19 @@ def test_lazy_tensors(tmp_path: Path) -> None:
         finish(w)
 
     both(tmp_path, build)
+
+
+def test_arrays_are_released_as_they_are_written(tmp_path: Path) -> None:
+    w = GGUFWriter(tmp_path / "m.gguf", "llama")
+    alive = []
+    for n in range(3):
+        array = np.zeros(8, np.float32)
+        alive.append(weakref.ref(array))
+        w.add_tensor(f"t{n}", array)
+    del array
+    assert all(ref() is not None for ref in alive)
+    finish(w)
+    assert all(ref() is None for ref in alive)
 
 
 def sample(kind: str) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ggufx import outfile
 from ggufx.outfile import OutputFile
 from ggufx.writer import Writer
 
@@ -193,6 +194,29 @@ def test_two_writers_do_not_mix(tmp_path: Path, whole: dict[str, bytes]) -> None
     first.discard()
     write_model(tmp_path / "m.gguf")
     assert listing(tmp_path) == whole
+
+
+def test_a_longer_leftover_is_cut(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    (tmp_path / ".m.gguf.partial").write_bytes(bytes(1 << 20))
+    write_model(tmp_path / "m.gguf")
+    assert listing(tmp_path) == whole
+
+
+def test_a_file_renamed_while_waiting_for_its_lock_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[str, bytes]
+) -> None:
+    """The lock may come when the other writer has just finished: its file must not be written into."""
+    done = tmp_path / "done.gguf"
+    real = outfile.fcntl.flock
+
+    def flock(fd: int, operation: int) -> None:
+        if not done.exists():
+            os.rename(tmp_path / ".m.gguf.partial", done)
+        real(fd, operation)
+
+    monkeypatch.setattr("ggufx.outfile.fcntl.flock", flock)
+    write_model(tmp_path / "m.gguf")
+    assert listing(tmp_path) == {"done.gguf": b"", **whole}
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:

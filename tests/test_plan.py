@@ -217,6 +217,39 @@ def test_missing_keys_are_named() -> None:
         cache("llama", block_count=2, attention__head_count=2)
     with pytest.raises(GGUFError, match="1 values for 2 layers"):
         cache("llama", block_count=2, embedding_length=64, attention__head_count=[2])
+    with pytest.raises(GGUFError, match=r"general\.architecture"):
+        CacheShape.from_metadata({})
+
+
+@pytest.mark.parametrize("value", [2**63, -1, "many", float("nan"), float("inf"), [], [[1]], ["x"], 0.5, True, [2**50]])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "block_count",
+        "embedding_length",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.sliding_window",
+        "attention.sliding_window_pattern",
+        "attention.shared_kv_layers",
+        "full_attention_interval",
+        "ssm.inner_size",
+        "shortconv.l_cache",
+        "wkv.head_size",
+        "expert_count",
+        "expert_used_count",
+    ],
+)
+def test_numbers_that_make_no_sense(key: str, value: object) -> None:
+    """A result or an error that names the key, at once, whatever a file says."""
+    metadata = {**LLAMA_3_8B, f"llama.{key}": value}
+    message = ""
+    try:
+        plan(llama_3_8b()[:30], metadata, mixes=[FileType.Q4_K_M])
+    except GGUFError as error:
+        message = str(error)
+    assert not message or f"llama.{key}" in message
 
 
 def test_fallbacks_and_what_they_cost() -> None:

@@ -260,7 +260,11 @@ def test_fallbacks_are_told_with_their_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_value_that_is_no_number_is_named(tmp_path: Path, bad: float) -> None:
+@pytest.mark.parametrize("slab", [1 << 20, 2000])
+def test_a_value_that_is_no_number_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: float, slab: int
+) -> None:
+    monkeypatch.setattr("ggufx.requantize.SLAB", slab)
     values = np.ones((3, 40, 256), np.float32)
     values[2, 7, 5] = bad
     with Writer(tmp_path / "in.gguf", sync=False) as w:

@@ -1,5 +1,6 @@
 """Writing: values, shapes, splits, byte orders; the gguf package reads what we write."""
 
+import itertools
 import struct
 from pathlib import Path
 
@@ -280,6 +281,30 @@ def test_splits(tmp_path: Path, options: dict, sizes: list[int] | None) -> None:
         assert keys == {"split.no": number, "split.count": len(sizes), "split.tensors.count": 5}
         assert [reader.fields[k].types[0].name for k in keys] == ["UINT16", "UINT16", "INT32"]
         assert ("general.name" in reader.fields) == (number == 0)
+
+
+def test_every_shard_knows_the_alignment(tmp_path: Path) -> None:
+    with Writer(tmp_path / "m.gguf", alignment=128, split_max_tensors=1) as w:
+        for name in ("f32", "f16", "i32"):
+            w.add(name, TYPED[name])
+        paths = w.close()
+    for path, name in zip(paths, ("f32", "f16", "i32"), strict=True):
+        (tensor,) = gguf.GGUFReader(path).tensors
+        np.testing.assert_array_equal(tensor.data, TYPED[name])
+
+
+def test_the_files_of_copied_tensors_are_inputs(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write(path, {}, {"t": TYPED["f32"]})
+    before = path.read_bytes()
+    with ggufx.open(path) as f, pytest.raises(ValueError, match="output is the input"):
+        write(path, {}, {"t": f["t"]})
+    assert path.read_bytes() == before
+
+
+def test_a_source_without_an_end_is_stopped(tmp_path: Path) -> None:
+    with pytest.raises(GGUFError, match=r"'t'.*4 were planned"), Writer(tmp_path / "f.gguf") as w:
+        w.add("t", lambda: itertools.repeat(b"1234"), shape=(1,), qtype="f32")
 
 
 def test_breaks_by_hand(tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""A model's own numbers, read from metadata that a stranger wrote: checked, and named when they are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .errors import GGUFError
+
+__all__ = ["MAX_LAYERS", "Hyperparameters"]
+
+# llama.cpp stops at 512; a number beyond this is a fault of the file, and must not size a list.
+MAX_LAYERS = 1 << 16
+LARGEST = 1 << 40
+
+
+class Hyperparameters:
+    """The ``<architecture>.*`` keys of a file's metadata.
+
+    Parameters
+    ----------
+    metadata : mapping
+        ``f.metadata`` of an opened file, or the keys of a model that isn't there yet.
+
+    Raises
+    ------
+    GGUFError
+        Here if the architecture is missing; from the methods if a number is missing, isn't one, or makes no sense.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        arch = metadata.get("general.architecture")
+        if not isinstance(arch, str):
+            raise GGUFError("metadata has no general.architecture, which the model's other keys go by")
+        self.arch = arch
+        self._metadata = metadata
+
+    @property
+    def n_layer(self) -> int:
+        """``block_count``."""
+        count = self.number("block_count")
+        if not 0 < count <= MAX_LAYERS:
+            raise GGUFError(f"metadata key {self.arch}.block_count is {count}, 1 to {MAX_LAYERS} was expected")
+        return count
+
+    def number(self, key: str, default: int | None = None) -> int:
+        """An integer, or the first of an array; the key is needed where there is no default."""
+        value = self._get(key, default)
+        if not _is_plain(value):
+            if not len(value):
+                if default is None:
+                    raise GGUFError(f"metadata key {self.arch}.{key} is an empty array, a number was expected")
+                return default
+            value = value[0]
+        return self._integer(key, value)
+
+    def per_layer(self, key: str, default: int | list[int]) -> list[int]:
+        """An integer for each layer, from an array or from one number for all."""
+        value = self._get(key, default)
+        n_layer = self.n_layer
+        if _is_plain(value):
+            return [self._integer(key, value)] * n_layer
+        if len(value) < n_layer:
+            raise GGUFError(f"metadata key {self.arch}.{key} has {len(value)} values for {n_layer} layers")
+        return [self._integer(key, v) for v in value[:n_layer]]
+
+    def flags(self, key: str) -> list[bool] | int | None:
+        """A pattern of layers: an array of flags, or every how many, or None where there is none."""
+        value = self._metadata.get(f"{self.arch}.{key}")
+        if value is None:
+            return None
+        return self._integer(key, value) if _is_plain(value) else [bool(self._integer(key, v)) for v in value]
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self._metadata.get(f"{self.arch}.{key}", default)
+        if value is None:
+            raise GGUFError(f"metadata has no {self.arch}.{key}, which sizes and choices depend on")
+        return value
+
+    def _integer(self, key: str, value: Any) -> int:
+        if not isinstance(value, (int, float, np.integer, np.floating, np.bool_)) or value != value:
+            raise GGUFError(f"metadata key {self.arch}.{key} holds {value!r}, a number was expected")
+        if not 0 <= value <= LARGEST:
+            raise GGUFError(f"metadata key {self.arch}.{key} is {value}, which no model has")
+        return int(value)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str) or not hasattr(value, "__len__")
