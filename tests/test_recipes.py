@@ -1,5 +1,6 @@
 """The tables of ggufx.recipes against llama.cpp's own snapshots, and the branches those do not reach."""
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -91,6 +92,43 @@ def runs(choices: list[Choice], part: str) -> str:
 def chosen(mix: str, *, model: dict | None = None, **request: object) -> list[Choice]:
     tensors, facts = tiny(**(model or {}))
     return choose(tensors, facts, Request(FileType[mix], **request))
+
+
+TINY = json.loads((Path(__file__).parent / "vectors" / "llama_quantize_tiny.json").read_text())["models"]
+
+
+def zeros(
+    arch: str, n_layer: int = 16, heads: int = 4, kv: int = 4, n_expert: int = 0, width: int = 256, **flags: bool
+) -> tuple[list[TensorSpec], ModelFacts]:
+    """The models of llama_quantize_tiny.json."""
+    row, matrix = (width,), (32, width)
+    tensors = [TensorSpec("token_embd.weight", matrix), TensorSpec("output_norm.weight", row)]
+    if not flags.get("tied"):
+        tensors.append(TensorSpec("output.weight", matrix))
+    attention = ["attn_qkv"] if flags.get("qkv") else ["attn_q", "attn_k", "attn_v"]
+    for n in range(n_layer):
+        tensors += [TensorSpec(f"blk.{n}.{part}.weight", matrix) for part in (*attention, "attn_output")]
+        for part in ("ffn_gate", "ffn_up", "ffn_down"):
+            stacked = TensorSpec(f"blk.{n}.{part}_exps.weight", (n_expert, 8, width))
+            tensors.append(stacked if n_expert else TensorSpec(f"blk.{n}.{part}.weight", matrix))
+        if n_expert:
+            tensors.append(TensorSpec(f"blk.{n}.ffn_gate_inp.weight", (n_expert, width)))
+        tensors.append(TensorSpec(f"blk.{n}.attn_norm.weight", row))
+    return tensors, ModelFacts(arch, n_layer, heads, kv, n_expert)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_agrees_with_llama_quantize_on_tiny_models(name: str) -> None:
+    tensors, facts = zeros(**TINY[name]["model"])
+    for mix, digests in TINY[name]["types"].items():
+        for imatrix, digest in zip((False, True), digests, strict=True):
+            try:
+                choices = choose(tensors, facts, Request(FileType[mix], imatrix=imatrix))
+            except GGUFError:
+                assert digest is None, (mix, imatrix)
+                continue
+            lines = "\n".join(f"{c.name}={c.qtype.name}" for c in choices)
+            assert hashlib.sha256(lines.encode()).hexdigest()[:12] == digest, (mix, imatrix)
 
 
 FALCON, EIGHT = {"arch": "falcon"}, {"n_expert": 8}
