@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
-import re
 from functools import cache, lru_cache
 from importlib import resources
 from types import FunctionType, ModuleType
@@ -77,7 +76,9 @@ def source_block(module: ModuleType, heading: str) -> str | None:
     None where the source can't be read or has no such heading.
     """
     lines = _source_lines(module)
-    start = next((i for i, line in enumerate(lines) if re.match(re.escape(heading) + r"(?!\w)", line)), None)
+    size = len(heading)
+    starts = (i for i, line in enumerate(lines) if line.startswith(heading) and not line[size : size + 1].isalnum())
+    start = next((i for i in starts if lines[i][size : size + 1] != "_"), None)
     if start is None:
         return None
     indent = len(heading) - len(heading.lstrip())

@@ -1,0 +1,227 @@
+"""What the patched `gguf` package gains whole programs: results/programs.{json,md}.
+
+Each figure is the time, or memory, of one program in processes of its own, plain and with ggufx, the files in the page
+cache and the modules imported; the fastest of a few runs. ``--model FILE`` is the real model (Gemma-3 270M as Q4_K_M).
+``--rows`` measures some rows anew and keeps the others; whatever isn't installed is left out, and said so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import report
+
+from ggufx import Writer
+
+HERE = Path(__file__).resolve().parent
+
+# Bodies that define once(), with `path` set; the time of the fastest of `runs` calls counts.
+HEAD = """
+import gc, json, os, sys, time, warnings
+path, way, runs = sys.argv[1], sys.argv[2], int(sys.argv[3])
+folder, name = os.path.split(path)
+os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+warnings.simplefilter("ignore")
+if way != "plain":
+    import ggufx.compat
+    ggufx.compat.install()
+"""
+TIMED = """
+best = 1e9
+for _ in range(runs):
+    gc.collect()
+    start = time.perf_counter(); kept = once(); best = min(best, time.perf_counter() - start)
+    del kept
+print(json.dumps({"value": best}))
+"""
+MODEL = """
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.gemma3 import modeling_gemma3
+import transformers.modeling_gguf_pytorch_utils
+from transformers.utils import logging
+logging.set_verbosity_error(); logging.disable_progress_bar()
+import gguf
+if way == "direct":
+    from ggufx.integrations.transformers import load
+    def once():
+        return load(path, dtype=DTYPE)
+else:
+    def once():
+        return AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=DTYPE)
+"""
+DECODE = """
+import gguf
+reader = gguf.GGUFReader(path)
+decode = gguf.dequantize
+def once():
+    for tensor in reader.tensors:
+        decode(tensor.data, tensor.tensor_type)
+"""
+BODIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "transformers: model, float32": ("model", MODEL.replace("DTYPE", "torch.float32"), ("patched", "direct")),
+    "transformers: model, bfloat16": ("model", MODEL.replace("DTYPE", "torch.bfloat16"), ("patched", "direct")),
+    "transformers: tokenizer": (
+        "model",
+        """
+from transformers import AutoTokenizer
+import transformers.modeling_gguf_pytorch_utils
+from transformers.utils import logging
+logging.set_verbosity_error()
+import gguf
+def once():
+    return AutoTokenizer.from_pretrained(folder, gguf_file=name)
+""",
+        ("patched",),
+    ),
+    "transformers' newer loader: its decoders, float32, Q4_K": (
+        "blocks",
+        """
+import torch
+from transformers.integrations.gguf.dequant import dequantize
+import numpy as np
+blocks = torch.from_numpy(np.fromfile(path, np.uint8)[-(64 << 20) // 144 * 144 :][: (64 << 20) // 144 * 144])
+def once():
+    return dequantize(blocks, 12)
+""",
+        ("patched",),
+    ),
+    "GGUFReader": ("model", "from gguf import GGUFReader\ndef once():\n    return GGUFReader(path)\n", ("patched",)),
+    "dequantize, every tensor of the real model": ("model", DECODE, ("patched",)),
+    "dequantize, 2 GiB of Q4_K": ("blocks", DECODE, ("patched",)),
+}
+MEMORY = """
+from gguf import GGUFReader
+def rss():
+    with open("/proc/self/smaps_rollup") as f:
+        return next(int(line.split()[1]) * 1024 for line in f if line.startswith("Private_Dirty"))
+before = rss()
+reader = GGUFReader(path)
+print(json.dumps({"value": rss() - before}))
+"""
+PROCESS = "-m gguf.scripts.gguf_dump"
+
+
+def make(path: Path, gibibytes: float) -> None:
+    """Write a file of equal Q4_K tensors, of a large model's size."""
+    rows, width = 4096, 14336
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 256, (rows * width // 256, 144), np.uint8)
+    blocks[:, :4] = np.array([0.01, 0.02], np.float16).view(np.uint8)
+    count = round(gibibytes * 2**30 / blocks.nbytes)
+    with Writer(path, sync=False) as w:
+        w.set("general.architecture", "llama")
+        for i in range(count):
+            w.add(f"blk.{i}.ffn_up.weight", blocks.reshape(rows, -1), shape=(rows, width), qtype="Q4_K")
+
+
+def run(code: str, path: Path, way: str, runs: int) -> dict[str, Any]:
+    """Measure one way in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", code, str(path), way, str(runs)], capture_output=True, text=True)
+    if done.returncode:
+        return {"way": way, "error": done.stderr.strip().splitlines()[-1]}
+    measured: dict[str, Any] = {"way": way} | json.loads(done.stdout.strip().splitlines()[-1])
+    return measured
+
+
+def run_dump(path: Path, setting: str, runs: int) -> float:
+    """Seconds of gguf-dump as a process."""
+    env = os.environ | {"GGUFX_COMPAT": setting}
+    best = float("inf")
+    for _ in range(runs):
+        start = time.perf_counter()
+        command = [sys.executable, *PROCESS.split(), str(path)]
+        subprocess.run(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def main() -> int:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", type=Path, help="the real model")
+    parser.add_argument("--rows", default="", help="only rows whose name contains one of these, separated by commas")
+    parser.add_argument("--gib", type=float, default=2, help="size of the made file of Q4_K (default: 2)")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "programs")
+    arguments = parser.parse_args()
+    picked = arguments.rows.split(",")
+    rows: list[dict[str, Any]] = []
+
+    def note(name: str, unit: str, measured: list[dict[str, Any]]) -> None:
+        rows.append({"program": name, "unit": unit, "ways": measured})
+        print(rows[-1], flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="ggufx-programs-") as folder:
+        made = Path(folder) / "model.gguf"
+        for name, (kind, body, ways) in BODIES.items():
+            if not any(part in name for part in picked) or (kind == "model" and arguments.model is None):
+                continue
+            if kind == "blocks" and not made.exists():
+                make(made, arguments.gib)
+            path = made if kind == "blocks" else arguments.model.resolve()
+            note(name, "s", [run(HEAD + body + TIMED, path, w, 1 if w == "plain" else 5) for w in ("plain", *ways)])
+        if arguments.model is not None:
+            model = arguments.model.resolve()
+            if any(part in "memory of a header" for part in picked):
+                note("memory of a header", "B", [run(HEAD + MEMORY, model, way, 1) for way in ("plain", "patched")])
+            if any(part in "gguf-dump, the process" for part in picked):
+                dumps = [
+                    {"way": w, "value": run_dump(model, s, n)} for w, s, n in (("plain", "0", 2), ("patched", "1", 5))
+                ]
+                note("gguf-dump, the process", "s", dumps)
+    measured = {"machine": report.machine(), "rows": rows}
+    if arguments.rows and arguments.out.with_suffix(".json").exists():
+        others = json.loads(arguments.out.with_suffix(".json").read_text())["rows"]
+        again = {row["program"] for row in rows}
+        measured["rows"] = [row for row in others if row["program"] not in again] + rows
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.with_suffix(".json").write_text(json.dumps(measured, indent=1) + "\n")
+    arguments.out.with_suffix(".md").write_text(markdown(measured))
+    return 0
+
+
+def markdown(measured: dict[str, Any]) -> str:
+    """One line per program."""
+
+    def show(value: float, unit: str) -> str:
+        if unit == "B":
+            return f"{value / 1e6:.1f} MB"
+        return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+    lines = ["| program | plain | with ggufx | gain |", "|---|---|---|---|"]
+    for row in measured["rows"]:
+        plain, *others = row["ways"]
+        for way in others:
+            if "value" not in plain or "value" not in way:
+                lines.append(f"| {row['program']} | {plain.get('error', '')} | {way.get('error', '')} | - |")
+                continue
+            direct = ", direct loader" if way["way"] == "direct" else ""
+            lines.append(
+                f"| {row['program']}{direct} | {show(plain['value'], row['unit'])} | {show(way['value'], row['unit'])} "
+                f"| {plain['value'] / way['value']:.3g} |"
+            )
+    m = measured["machine"]
+    return "\n".join(
+        [
+            "# Programs with and without ggufx.compat",
+            "",
+            f"{m['cpu']}, {m['compiler']}, Python {m['python']}, numpy {m['numpy']}, commit {m['commit']}.",
+            "Files in the page cache, modules imported, first of one (plain) or fastest of five.",
+            "",
+            *lines,
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
