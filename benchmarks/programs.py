@@ -149,11 +149,11 @@ def main() -> int:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", type=Path, help="the real model")
-    parser.add_argument("--rows", default="", help="only rows whose name contains one of these, separated by commas")
+    parser.add_argument("--rows", action="append", help="only rows whose name contains this; repeatable")
     parser.add_argument("--gib", type=float, default=2, help="size of the made file of Q4_K (default: 2)")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "programs")
     arguments = parser.parse_args()
-    picked = arguments.rows.split(",")
+    picked = arguments.rows or [""]
     rows: list[dict[str, Any]] = []
 
     def note(name: str, unit: str, measured: list[dict[str, Any]]) -> None:

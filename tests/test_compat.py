@@ -383,6 +383,41 @@ def test_new_types_at_run_time(tmp_path):
             gguf.quants.Q4_K.dequantize_blocks = original
 
 
+def test_new_ids_at_run_time(tmp_path):
+    """Ids that a program adds to the enum and the table of sizes are read as they would be without us."""
+    path = File(infos=[Info(b"a", [64, 2], 42, 0)], data=bytes(64)).write(tmp_path / "q2.gguf")
+    kinds, sizes = gguf.GGMLQuantizationType, gguf.constants.GGML_QUANT_SIZES
+    with compat.patched():
+        with pytest.raises(ValueError, match="42"):
+            gguf.GGUFReader(path)
+        new = int.__new__(kinds, 42)
+        new._name_, new._value_ = "Q2_0", 42
+        kinds._value2member_map_[42] = new
+        sizes[new] = (64, 18)
+        try:
+            [tensor] = gguf.GGUFReader(path).tensors
+            assert (tensor.tensor_type, tensor.data.shape, tensor.n_bytes) == (new, (2, 18), 36)
+            with pytest.raises(NotImplementedError):
+                gguf.dequantize(tensor.data, new)
+        finally:
+            del kinds._value2member_map_[42], sizes[new]
+
+
+def test_imported_twice(good_files, monkeypatch):
+    """A second copy of the package in the same process is patched too, and the first put back as well."""
+    before = everything(*MODULES)
+    with compat.patched():
+        for name in [n for n in sys.modules if n.partition(".")[0] == "gguf"]:
+            monkeypatch.delitem(sys.modules, name)
+        again = importlib.import_module("gguf")
+        assert again is not gguf
+        for package in (gguf, again):
+            assert type(package.GGUFReader(good_files[0]).fields["many words"].parts) is LazyList
+    for package in (gguf, again):
+        assert type(package.GGUFReader(good_files[0]).fields["many words"].parts) is list
+    assert everything(*MODULES) == before
+
+
 def test_somebody_else_patched_first(caplog):
     patching._said.clear()
     original = gguf.GGUFReader._build_fields

@@ -67,23 +67,33 @@ _Patch = Callable[[ModuleType, Patches], dict[str, str]]
 _PATCHES = (_gguf, _transformers_loader, _transformers_reader, _transformers_decoders)
 _WATCHED: dict[str, _Patch] = dict(zip(WATCHED, _PATCHES, strict=True))
 
+
+class _Done(NamedTuple):
+    module: ModuleType
+    patches: Patches
+    parts: dict[str, str]
+
+
 _lock = threading.RLock()
 _active = False
-_done: dict[str, tuple[Patches, dict[str, str]]] = {}
+_done: dict[str, _Done] = {}
 
 
 def _apply(name: str, module: ModuleType, patch: _Patch) -> None:
     with _lock:
-        if name in _done:
+        before = _done.get(name)
+        if before is not None and before.module is module:
             return
         patches = Patches()
         try:
-            done = patch(module, patches)
+            parts = patch(module, patches)
         except Exception as error:  # a stub, or something stranger: it stays as it was
             patches.undo()
-            done = {"all": f"left alone: {error!r}"}
-            say_once(f"{name} {done['all']}")
-        _done[name] = (patches, done)
+            parts = {"all": f"left alone: {error!r}"}
+            say_once(f"{name} {parts['all']}")
+        if before is not None:  # imported a second time: the first copy may still be in use
+            patches.follow(before.patches)
+        _done[name] = _Done(module, patches, parts)
 
 
 def imported(module: ModuleType) -> None:
@@ -146,7 +156,7 @@ def uninstall() -> None:
         _active = False
         _watcher.stop()
         while _done:
-            _done.popitem()[1][0].undo()
+            _done.popitem()[1].patches.undo()
 
 
 @contextmanager
@@ -168,13 +178,13 @@ def patched(package: ModuleType | None = None) -> Iterator[Status]:
         else:
             with _lock:
                 for name in set(_done) - before - set(_WATCHED):
-                    _done.pop(name)[0].undo()
+                    _done.pop(name).patches.undo()
 
 
 def status() -> Status:
     """Tell what is patched now."""
     with _lock:
-        packages = {name: dict(done) for name, (_, done) in _done.items()}
+        packages = {name: dict(done.parts) for name, done in _done.items()}
         return Status(_active, packages, tuple(n for n in _WATCHED if n not in packages) if _active else ())
 
 

@@ -73,15 +73,20 @@ def _patch_reader(module: ModuleType, patches: Patches) -> str:
         return "left alone: this version's GGUFReader isn't known"
     if not is_original(module, reader, *READER_METHODS, *READER_HELPERS):
         return "left alone: somebody else has replaced methods of GGUFReader"
-    names = headers.Names(
-        module.ReaderField,
-        module.ReaderTensor,
-        module.GGUFValueType,
-        module.GGMLQuantizationType,
-        module.GGML_QUANT_SIZES,
-        module.quant_shape_to_byte_shape,
-    )
     originals = {name: vars(reader)[name] for name in (*READER_METHODS, *READER_HELPERS)}
+
+    def names() -> headers.Names:
+        # Looked up each time: programs add types to the tables, and replace the enums, at run time.
+        return headers.Names(
+            module.ReaderField,
+            module.ReaderTensor,
+            module.GGUFValueType,
+            module.GGMLQuantizationType,
+            module.GGML_QUANT_SIZES,
+            module.quant_shape_to_byte_shape,
+        )
+
+    names()  # raises if one is missing
 
     def takes(self: Any) -> bool:
         """Whether this reader is as gguf made it; otherwise gguf's own loops run, which call what was overridden."""
@@ -97,18 +102,18 @@ def _patch_reader(module: ModuleType, patches: Patches) -> str:
     def _build_fields(self: Any, offs: int, count: int) -> int:
         if not takes(self):
             return originals["_build_fields"](self, offs, count)  # type: ignore[no-any-return]
-        return headers.build_fields(self, offs, count, names)
+        return headers.build_fields(self, offs, count, names())
 
     def _build_tensor_info(self: Any, offs: int, count: int) -> tuple[int, list[Any]]:
         if not takes(self):
             return originals["_build_tensor_info"](self, offs, count)  # type: ignore[no-any-return]
-        return headers.build_tensor_info(self, offs, count, names)
+        return headers.build_tensor_info(self, offs, count, names())
 
     def _build_tensors(self: Any, start_offs: int, fields: list[Any]) -> None:
         if not takes(self) or not headers.are_ours(fields):
             originals["_build_tensors"](self, start_offs, fields)
         else:
-            headers.build_tensors(self, start_offs, fields, names)
+            headers.build_tensors(self, start_offs, fields, names())
 
     replaced: dict[str, Any] = {}
     for method in (_build_fields, _build_tensor_info, _build_tensors):

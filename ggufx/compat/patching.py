@@ -46,6 +46,11 @@ class Patches:
         self._undo.append((function, "__code__", function.__code__))
         function.__code__ = code
 
+    def follow(self, earlier: Patches) -> None:
+        """Undo `earlier` too, after these."""
+        self._undo[:0] = earlier._undo
+        earlier._undo = []
+
     def undo(self) -> None:
         """Put everything back, last change first."""
         while self._undo:
