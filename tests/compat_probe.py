@@ -208,9 +208,9 @@ def name_maps() -> dict[str, Any]:
     shown = {}
     arches = gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.ARCTIC, gguf.MODEL_ARCH.GEMMA3, gguf.MODEL_ARCH.LLAMA
     for turn, arch in enumerate(arches):
-        for blocks_count in (0, 3, 3, 27):
+        for again, blocks_count in enumerate((0, 3, 3, 3, 27)):
             names = gguf.get_tensor_name_map(arch, blocks_count)
-            shown[f"{turn} {blocks_count}"] = digest(list(names.mapping.items()))
+            shown[f"{turn} {again}"] = digest(list(names.mapping.items()))
             names.mapping["mine"] = (None, "mine")
     before = gguf.TensorNameMap.block_mappings_cfg[gguf.MODEL_TENSOR.ATTN_Q]
     gguf.TensorNameMap.block_mappings_cfg[gguf.MODEL_TENSOR.ATTN_Q] = ("my.{bid}.q",)

@@ -146,11 +146,13 @@ CORRUPT = {
     "only the magic": b"GGUF",
     "too many fields": File(n_fields=5).add("a", U32, 1),
     "too many tensors": File(n_tensors=3).tensor("a", (3,), 0),
-    "string past the end": File()
-    .add("a", STRING, b"abc")
-    .add("b", U64, 1)
-    .bytes()
-    .replace(b"\3" + bytes(7), b"\xff" * 8),
+    "string past the end": b"GGUF"
+    + number(3, 4)
+    + number(0)
+    + number(1)
+    + string(b"a")
+    + number(8, 4)
+    + number(1 << 40),
     "key past the end": b"GGUF" + number(3, 4) + number(0) + number(1) + number(1 << 40) + b"abc",
     "array of strings past the end": File().add("a", ARRAY, number(STRING, 4) + number(10) + string(b"abc")),
     "unknown value type": File().add("a", 13, b"abcd" * 8),
@@ -194,6 +196,16 @@ def test_corrupt_files(tmp_path):
     for name, path in zip(CORRUPT, map(str, paths), strict=True):
         assert patched[path] != ["opened"] or plain[path] == ["opened"], name
         assert plain[path] == ["opened"] or plain[path][0] in patched[path] or "GGUFError" in patched[path], name
+
+
+def test_messages(tmp_path):
+    """What is wrong, and where, in words."""
+    wrong = ("tensor past the end", "offset past the end", "string past the end")
+    paths = write_corrupt(tmp_path, {name: CORRUPT[name] for name in wrong})
+    for path, words in zip(paths, ("tensor 'a'", "tensor 'a'", "field 'a'"), strict=True):
+        with compat.patched(), pytest.raises(ggufx.GGUFError) as caught:
+            gguf.GGUFReader(path)
+        assert all(word in str(caught.value) for word in (path.name, words, "the file ends at byte"))
 
 
 def test_endless_files(tmp_path):
@@ -560,6 +572,9 @@ def test_writing_through(good_files, tmp_path):
         with pytest.raises(ValueError, match="read-only"):
             gguf.GGUFReader(good_files[0]).fields["one 4"].parts[3][0] = 1
         copied = gguf.GGUFReader(good_files[0], "c")
+        words = copied.fields["many words"]
+        copied.data[words.offset + 40 :][:64] = 255  # over lengths, before anybody asked where the strings are
+        assert words.contents(slice(100, None)) == gguf.GGUFReader(good_files[0]).fields["many words"].contents()[100:]
         copied.fields["one 4"].parts[3][0] = 78
     assert gguf.GGUFReader(good_files[0]).fields["one 4"].contents() == 2**32 - 1
     assert gguf.GGUFReader(good_files[4]).fields["many words"].contents(1) == "word"
