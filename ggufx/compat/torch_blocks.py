@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,20 +10,13 @@ import torch
 from .. import decode
 from ..formats import QType
 
-__all__ = ["array_over", "decode_blocks", "decoder", "decodes_here"]
+__all__ = ["decode_blocks", "decoder", "decodes_here"]
 
 _NAMES: dict[torch.dtype, str] = {
     torch.float32: "float32",
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
 }
-
-
-def array_over(tensor: torch.Tensor) -> Any:
-    """Return an ndarray over a tensor's memory; bfloat16 shows as uint16."""
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(np.uint16)
-    return tensor.numpy()
 
 
 def decodes_here(blocks: torch.Tensor, dtype: torch.dtype | None) -> bool:
@@ -50,9 +42,11 @@ def decode_blocks(blocks: torch.Tensor, qtype: QType, dtype: torch.dtype) -> tor
         Shape (blocks, values per block).
     """
     raw = blocks.detach().as_subclass(torch.Tensor).contiguous().view(torch.uint8).numpy()
-    out = torch.empty((raw.shape[0], qtype.block_size), dtype=dtype)
-    decode.dequantize(raw, qtype, dtype=_NAMES[dtype], out=array_over(out))
-    return out
+    # Into an array of numpy's: its large ones ask for huge pages, whose first touch is cheaper; torch's don't.
+    values = decode.dequantize(raw, qtype, dtype=_NAMES[dtype])
+    if dtype == torch.bfloat16:
+        return torch.from_numpy(values.view(np.int16)).view(dtype)
+    return torch.from_numpy(values)
 
 
 def decoder(
