@@ -38,7 +38,9 @@ const char *ggufx_path_problem(int i) {
 
 const ggufx_path *ggufx_path_at(int i) { return paths[i].path; }
 
-int ggufx_decodes(int type) { return type >= 0 && type < GGUFX_MAX_ID && ggufx_path_scalar.decode[type] != NULL; }
+int ggufx_decodes(int type) {
+    return type >= 0 && type < GGUFX_MAX_ID && ggufx_path_scalar.decode[type][0][GGUFX_F32] != NULL;
+}
 
 const char *ggufx_compiler(void) {
 #if defined(__clang__)

@@ -1,12 +1,12 @@
-/* Who loops: a kernel decodes runs of whole units to float32; this file cuts tensors into tiles that stay in the
- * L1 cache, turns tiles into the output's dtype, and writes them through the cache or past it. */
+/* Between the caller and the kernels: a kernel decodes runs of whole units; this file completes a last unit, and
+ * writes large outputs past the cache, tile by tile. */
 #include <string.h>
 
 #include "cpu.h"
 #include "path.h"
 
 /* Values per tile: a multiple of every unit, small enough that tile, source and tables share a 32 KiB L1 cache. */
-enum { TILE = 1024, LINE = 64 };
+enum { TILE_VALUES = 1024, LINE = 64 };
 
 /* How far ahead of the kernel its source is fetched. Hardware prefetchers lose the source's slow stream among the
  * streamed stores; see benchmarks/results for the sweep. */
@@ -23,16 +23,16 @@ static const struct unit {
 static const uint8_t item_size[GGUFX_DTYPES] = {4, 2, 2};
 
 /* Decodes n values, the last of which may end inside a unit of plain numbers: that unit is completed with zeros. */
-static void decode(const ggufx_path *path, int type, const uint8_t *src, float *dst, size_t n) {
+static void decode(const ggufx_path *path, int type, int dtype, const uint8_t *src, char *dst, size_t n) {
     const struct unit u = units[type];
     const size_t whole = n / u.values, rest = n % u.values;
-    path->decode[type](src, dst, whole);
+    path->decode[type][0][dtype](src, dst, whole);
     if (rest) {
-        uint8_t unit[64] = {0};
-        float values[16];
+        uint8_t unit[32 * 4] = {0};
+        char values[32 * 4];
         memcpy(unit, src + whole * u.bytes, rest * u.bytes / u.values);
-        path->decode[type](unit, values, 1);
-        memcpy(dst + whole * u.values, values, rest * sizeof(float));
+        path->decode[type][0][dtype](unit, values, 1);
+        memcpy(dst + whole * u.values * item_size[dtype], values, rest * item_size[dtype]);
     }
 }
 
@@ -40,55 +40,67 @@ static void prefetch(const uint8_t *p, const uint8_t *end) {
     for (; p < end; p += LINE) __builtin_prefetch(p, 0, 3);
 }
 
-static void decode_through_tiles(const ggufx_path *path, int type, int dtype, const uint8_t *src, uint8_t *out, size_t n,
-                                 int stream) {
-    const struct unit u = units[type];
-    const size_t item = item_size[dtype], tile_bytes = TILE / u.values * u.bytes;
-    const uint8_t *end = src + n / u.values * u.bytes;
+/* How the source is brought in ahead of the kernels: a tile's worth, AHEAD bytes before it is wanted. */
+static void prefetch_tile(const uint8_t *src, const uint8_t *end, size_t bytes) {
+    const uint8_t *first = src + AHEAD;
+    if (first < end) prefetch(first, first + bytes < end ? first + bytes : end);
+}
 
-    /* Streaming wants whole aligned lines. The first values go out through the cache up to a line's start; from
-     * there whole lines are streamed, and what is left of a tile waits in front of the next one. */
-    _Alignas(LINE) float tile[TILE + LINE];
-    const size_t line = LINE / item;
-    size_t head = stream ? (-(uintptr_t)out & (LINE - 1)) / item : 0, waiting = 0;
+/* An output that starts on a line and whose units are whole lines: kernels store past the cache themselves. */
+static void decode_lines(const ggufx_path *path, int type, int dtype, const uint8_t *src, char *out, size_t n) {
+    const struct unit u = units[type];
+    const size_t tile_source = TILE_VALUES / u.values * u.bytes, tile_output = TILE_VALUES * item_size[dtype];
+    const uint8_t *end = src + n / u.values * u.bytes;
+    for (; n >= TILE_VALUES; n -= TILE_VALUES, src += tile_source, out += tile_output) {
+        prefetch_tile(src, end, tile_source);
+        path->decode[type][1][dtype](src, out, TILE_VALUES / u.values);
+    }
+    decode(path, type, dtype, src, out, n);
+}
+
+/* Any other output: through a tile, out of which whole lines are copied. What comes before the output's first line
+ * goes out through the cache, and what a tile leaves over waits in front of the next one. */
+static void decode_through_tile(const ggufx_path *path, int type, int dtype, const uint8_t *src, char *out, size_t n) {
+    _Alignas(LINE) char tile[TILE_VALUES * 4 + LINE];
+    const struct unit u = units[type];
+    const size_t item = item_size[dtype], tile_source = TILE_VALUES / u.values * u.bytes;
+    const uint8_t *end = src + n / u.values * u.bytes;
+    size_t head = -(uintptr_t)out & (LINE - 1), waiting = 0;
     while (n) {
-        const size_t take = n < TILE ? n : TILE;
-        const uint8_t *ahead = src + AHEAD;
-        if (ahead < end) prefetch(ahead, ahead + tile_bytes < end ? ahead + tile_bytes : end);
-        decode(path, type, src, tile + waiting, take);
-        src += tile_bytes;
+        const size_t take = n < TILE_VALUES ? n : TILE_VALUES;
+        prefetch_tile(src, end, tile_source);
+        decode(path, type, dtype, src, tile + waiting, take);
+        src += tile_source;
         n -= take;
-        size_t have = waiting + take, done;
-        if (!stream) {
-            path->store[dtype](tile, out, have);
-            out += have * item;
-            continue;
-        }
+        size_t have = waiting + take * item;
         if (head) {
-            /* `have` is a whole tile here, or all there is. */
-            const size_t first = head < have ? head : have;
-            path->store[dtype](tile, out, first);
-            out += first * item;
-            have -= first;
-            memmove(tile, tile + first, have * sizeof(float));
+            if (head > have) head = have; /* then this tile is all there is */
+            memcpy(out, tile, head);
+            out += head;
+            have -= head;
+            memmove(tile, tile + head, have);
             head = 0;
         }
-        done = have / line * line;
-        path->stream[dtype](tile, out, done);
-        out += done * item;
-        waiting = have - done;
-        memcpy(tile, tile + done, waiting * sizeof(float));
+        const size_t lines = have / LINE;
+        path->copy_past_cache(out, tile, lines);
+        out += lines * LINE;
+        waiting = have - lines * LINE;
+        memcpy(tile, tile + lines * LINE, waiting);
     }
-    if (waiting) path->store[dtype](tile, out, waiting);
-    if (stream) path->stream_end();
+    memcpy(out, tile, waiting);
 }
 
 void ggufx_decode(int path_index, int type, int dtype, const void *src, void *dst, size_t n, int stream) {
     const ggufx_path *path = ggufx_path_at(path_index);
     const uint64_t control = ggufx_fp_default();
-    if (dtype == GGUFX_F32 && !stream)
-        decode(path, type, src, dst, n);
-    else
-        decode_through_tiles(path, type, dtype, src, dst, n, stream);
+    if (!stream) {
+        decode(path, type, dtype, src, dst, n);
+    } else {
+        if ((uintptr_t)dst % LINE)
+            decode_through_tile(path, type, dtype, src, dst, n);
+        else
+            decode_lines(path, type, dtype, src, dst, n);
+        path->fence();
+    }
     ggufx_fp_restore(control);
 }

@@ -30,27 +30,47 @@ def _codebooks() -> Any:
 
 
 def tables() -> list[tuple[str, npt.NDArray[np.generic], str]]:
-    """Name, values and meaning of every C table; the C type follows from the dtype, save for magnitudes."""
+    """Name, values and meaning of every C table; the C type follows from the dtype."""
     c = _codebooks()
-    meaning = {
-        "iq1s_grid": "IQ1_S, IQ1_M: 11-bit index -> eight values of -1, 0, 1",
-        "iq2xxs_grid": "IQ2_XXS: 8-bit index -> eight magnitudes",
-        "iq2xs_grid": "IQ2_XS: 9-bit index -> eight magnitudes",
-        "iq2s_grid": "IQ2_S: 10-bit index -> eight magnitudes",
-        "iq3xxs_grid": "IQ3_XXS: 8-bit index -> four magnitudes",
-        "iq3s_grid": "IQ3_S: 9-bit index -> four magnitudes",
-    }
-    grids = [
-        (name, grid if (grid < 0).any() else grid.astype(np.uint8), meaning[name]) for name, grid in c.GRIDS.items()
-    ]
     return [
-        *grids,
-        ("ksigns", c.KSIGNS, "7-bit sign index -> eight sign bits, bit j for value j"),
-        ("kvalues_iq4nl", c.IQ4NL_VALUES, "IQ4_NL, IQ4_XS: 4-bit code -> value"),
-        ("kvalues_mxfp4", c.MXFP4_VALUES, "MXFP4, NVFP4: 4-bit code -> twice the value"),
+        *_codes(c),
+        ("kvalues_iq4nl", _levels(c.IQ4NL_VALUES), "IQ4_NL, IQ4_XS: 4-bit code -> value"),
+        ("kvalues_mxfp4", _levels(c.MXFP4_VALUES), "MXFP4, NVFP4: 4-bit code -> twice the value"),
         ("e8m0_half_bits", c.E8M0_HALF, "MXFP4: scale byte -> f32 bits of half the scale"),
         ("ue4m3_half_bits", c.UE4M3_HALF, "NVFP4: scale byte -> f32 bits of half the scale"),
     ]
+
+
+def _levels(values: Any) -> npt.NDArray[np.int8]:
+    """Sixteen levels and as many zeros: the kernels load whole vectors."""
+    return np.append(np.resize(np.array(values, np.int8), 16), np.zeros(16, np.int8))
+
+
+def _codes(c: Any) -> list[tuple[str, npt.NDArray[np.generic], str]]:
+    """The codebooks as the kernels read them: each value a code, completed by its sign's bit, into sixteen levels."""
+    rows: list[tuple[str, npt.NDArray[np.generic], str]] = []
+    levels: list[tuple[str, npt.NDArray[np.generic], str]] = []
+    for name, grid in c.GRIDS.items():
+        values, codes = np.unique(grid, return_inverse=True)
+        codes = codes.reshape(grid.shape).astype(np.uint8)
+        note = f"{name.removesuffix('_grid').upper()}: index -> {grid.shape[1]} codes"
+        rows.append((name.replace("_grid", "_codes"), codes, note))
+        family = {"iq1s": "iq1", "iq3xxs": "iq3xxs", "iq3s": "iq3s"}.get(name[:-5], "iq2")
+        if family == "iq1":
+            eighths = 8 * values.astype(np.int8)
+            pair = [*(eighths + 1), 0, *(eighths - 1), 0]
+            levels.append(("iq1_levels", _levels(pair), "8 * (value + offset); code, 4 for the negative offset"))
+        elif len(values) == 8:
+            levels.append((f"{family}_levels", _levels([*values, *-values.astype(int)]), "code, 8 for a minus -> value"))
+        elif name == "iq2xxs_grid":
+            pair = [*values, 0, *-values.astype(int), 0]
+            levels.append(("iq2_levels", _levels(pair), "code, 4 for a minus -> value"))
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    for family, bit in (("iq2", 4), ("iq3", 8)):
+        minus = f"{bit} for each value to negate"
+        levels.append((f"{family}_sign_bits", bits * np.uint8(bit), f"eight sign bits -> {minus}"))
+        levels.append((f"{family}_sign_index", bits[c.KSIGNS] * np.uint8(bit), f"7-bit sign index -> {minus}"))
+    return [*rows, *levels]
 
 
 def _declaration(name: str, array: npt.NDArray[np.generic]) -> str:

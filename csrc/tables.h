@@ -11,24 +11,38 @@
 #define GGUFX_TABLE extern __attribute__((visibility("hidden"), aligned(64)))
 #endif
 
-/* IQ1_S, IQ1_M: 11-bit index -> eight values of -1, 0, 1 */
-GGUFX_TABLE const int8_t iq1s_grid[2048][8];
-/* IQ2_XXS: 8-bit index -> eight magnitudes */
-GGUFX_TABLE const uint8_t iq2xxs_grid[256][8];
-/* IQ2_XS: 9-bit index -> eight magnitudes */
-GGUFX_TABLE const uint8_t iq2xs_grid[512][8];
-/* IQ2_S: 10-bit index -> eight magnitudes */
-GGUFX_TABLE const uint8_t iq2s_grid[1024][8];
-/* IQ3_XXS: 8-bit index -> four magnitudes */
-GGUFX_TABLE const uint8_t iq3xxs_grid[256][4];
-/* IQ3_S: 9-bit index -> four magnitudes */
-GGUFX_TABLE const uint8_t iq3s_grid[512][4];
-/* 7-bit sign index -> eight sign bits, bit j for value j */
-GGUFX_TABLE const uint8_t ksigns[128];
+/* IQ1S: index -> 8 codes */
+GGUFX_TABLE const uint8_t iq1s_codes[2048][8];
+/* IQ2XXS: index -> 8 codes */
+GGUFX_TABLE const uint8_t iq2xxs_codes[256][8];
+/* IQ2XS: index -> 8 codes */
+GGUFX_TABLE const uint8_t iq2xs_codes[512][8];
+/* IQ2S: index -> 8 codes */
+GGUFX_TABLE const uint8_t iq2s_codes[1024][8];
+/* IQ3XXS: index -> 4 codes */
+GGUFX_TABLE const uint8_t iq3xxs_codes[256][4];
+/* IQ3S: index -> 4 codes */
+GGUFX_TABLE const uint8_t iq3s_codes[512][4];
+/* 8 * (value + offset); code, 4 for the negative offset */
+GGUFX_TABLE const int8_t iq1_levels[32];
+/* code, 4 for a minus -> value */
+GGUFX_TABLE const int8_t iq2_levels[32];
+/* code, 8 for a minus -> value */
+GGUFX_TABLE const int8_t iq3xxs_levels[32];
+/* code, 8 for a minus -> value */
+GGUFX_TABLE const int8_t iq3s_levels[32];
+/* eight sign bits -> 4 for each value to negate */
+GGUFX_TABLE const uint8_t iq2_sign_bits[256][8];
+/* 7-bit sign index -> 4 for each value to negate */
+GGUFX_TABLE const uint8_t iq2_sign_index[128][8];
+/* eight sign bits -> 8 for each value to negate */
+GGUFX_TABLE const uint8_t iq3_sign_bits[256][8];
+/* 7-bit sign index -> 8 for each value to negate */
+GGUFX_TABLE const uint8_t iq3_sign_index[128][8];
 /* IQ4_NL, IQ4_XS: 4-bit code -> value */
-GGUFX_TABLE const int8_t kvalues_iq4nl[16];
+GGUFX_TABLE const int8_t kvalues_iq4nl[32];
 /* MXFP4, NVFP4: 4-bit code -> twice the value */
-GGUFX_TABLE const int8_t kvalues_mxfp4[16];
+GGUFX_TABLE const int8_t kvalues_mxfp4[32];
 /* MXFP4: scale byte -> f32 bits of half the scale */
 GGUFX_TABLE const uint32_t e8m0_half_bits[256];
 /* NVFP4: scale byte -> f32 bits of half the scale */

@@ -4,19 +4,29 @@
 #ifndef GGUFX_KERNEL_IQ1_M_H
 #define GGUFX_KERNEL_IQ1_M_H
 
-
 typedef struct {
     uint8_t qs[32], qh[16], scales[8];
 } block_iq1_m;
 
-static inline void decode_iq1_m(const block_iq1_m *b, float *y) {
+INLINE void decode_iq1_m(const block_iq1_m *b, sink y) {
     const uint64_t s = u64_at(b->scales);
-    const float d = half((uint16_t)((s >> 12 & 0x000F) | (s >> 24 & 0x00F0) | (s >> 36 & 0x0F00) | (s >> 48 & 0xF000)));
-    for (int k = 0; k < 16; k++) {
-        const uint8_t *const q = b->qs + 2 * k;
-        const unsigned h = b->qh[k], scale = s >> (k / 4 * 16 + k % 4 * 3) & 7;
-        const bytes grid = join8(iq1s_grid[q[0] | (h << 8 & 1792)], iq1s_grid[q[1] | (h << 4 & 1792)]);
-        shifted(y + 16 * k, grid, pair(iq1_delta(h >> 3 & 1), iq1_delta(h >> 7)), every(d * (float)(2 * scale + 1)));
+    const unsigned h = (s >> 12 & 0x000F) | (s >> 24 & 0x00F0) | (s >> 36 & 0x0F00) | (s >> 48 & 0xF000);
+    const float d =
+        half(half_bits_for(y, (uint16_t)h)) * 0.125f; /* levels are in eighths; powers of two are exact here */
+    uint16_t i[32];
+    uint8_t offsets[32];
+    for (int side = 0; side < 2; side++) {
+        const sixteen n = nibbles_in_order(b->qh + 8 * side);
+        store_wide(i + 16 * side, load_sixteen(b->qs + 16 * side), field_of_sixteen(n, 0, 7));
+        store_bytes(offsets + 16 * side, field_of_sixteen(n, 1, 4));
+    }
+    for (int k = 0; k < 8; k++) {
+        const unsigned scales = s >> (k / 2 * 16 + k % 2 * 6) & 63;
+        const bytes codes =
+            join8(iq1s_codes[i[4 * k]], iq1s_codes[i[4 * k + 1]], iq1s_codes[i[4 * k + 2]], iq1s_codes[i[4 * k + 3]]);
+        const levels t =
+            scaled_level_pair(y, iq1_levels, d * (float)(2 * (scales & 7) + 1), d * (float)(2 * (scales >> 3) + 1));
+        put_scaled(y, 32 * k, t, either(either(codes, eight_of_each(offsets + 4 * k)), bit3_in_second_half()));
     }
 }
 

@@ -4,21 +4,19 @@
 #ifndef GGUFX_KERNEL_IQ1_S_H
 #define GGUFX_KERNEL_IQ1_S_H
 
-
 typedef struct {
     uint8_t d[2], qs[32], qh[16];
 } block_iq1_s;
 
-static inline void decode_iq1_s(const block_iq1_s *b, float *y) {
-    const float d = half_at(b->d);
+INLINE void decode_iq1_s(const block_iq1_s *b, sink y) {
+    const float d = half_at(y, b->d) * 0.125f; /* levels are in eighths; powers of two are exact here */
     for (int k = 0; k < 8; k++) {
         const uint8_t *const q = b->qs + 4 * k;
         const unsigned h = u16_at(b->qh + 2 * k);
-        const floats dl = every(d * (float)(2 * (h >> 12 & 7) + 1)), delta = every(iq1_delta(h >> 15));
-        const bytes first = join8(iq1s_grid[q[0] | (h << 8 & 1792)], iq1s_grid[q[1] | (h << 5 & 1792)]);
-        const bytes second = join8(iq1s_grid[q[2] | (h << 2 & 1792)], iq1s_grid[q[3] | (h >> 1 & 1792)]);
-        shifted(y + 32 * k, first, delta, dl);
-        shifted(y + 32 * k + 16, second, delta, dl);
+        const bytes codes = join8(iq1s_codes[q[0] | (h << 8 & 1792)], iq1s_codes[q[1] | (h << 5 & 1792)],
+                                  iq1s_codes[q[2] | (h << 2 & 1792)], iq1s_codes[q[3] | (h >> 1 & 1792)]);
+        const levels t = scaled_levels(y, iq1_levels, d * (float)(2 * (h >> 12 & 7) + 1));
+        put_scaled(y, 32 * k, t, either(codes, every_byte(h >> 15 << 2)));
     }
 }
 

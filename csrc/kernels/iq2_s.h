@@ -4,21 +4,21 @@
 #ifndef GGUFX_KERNEL_IQ2_S_H
 #define GGUFX_KERNEL_IQ2_S_H
 
-
 typedef struct {
     uint8_t d[2], qs[32], signs[32], qh[8], scales[8];
 } block_iq2_s;
 
-static inline void decode_iq2_s(const block_iq2_s *b, float *y) {
+INLINE void decode_iq2_s(const block_iq2_s *b, sink y) {
     float d[16]; /* of the even sub-blocks, then of the odd ones */
-    quarter_scales(d, b->scales, half_at(b->d));
+    store_odd_scales(d, b->scales, half_at(y, b->d));
     for (int k = 0; k < 8; k++) {
         const uint8_t *const q = b->qs + 4 * k, *const s = b->signs + 4 * k;
         const unsigned h = b->qh[k];
-        const bytes first = join8(iq2s_grid[q[0] | (h << 8 & 768)], iq2s_grid[q[1] | (h << 6 & 768)]);
-        const bytes second = join8(iq2s_grid[q[2] | (h << 4 & 768)], iq2s_grid[q[3] | (h << 2 & 768)]);
-        scaled(y + 32 * k, negate_where(first, u16_at(s)), every(d[k]));
-        scaled(y + 32 * k + 16, negate_where(second, u16_at(s + 2)), every(d[k + 8]));
+        const bytes codes = join8(iq2s_codes[q[0] | (h << 8 & 768)], iq2s_codes[q[1] | (h << 6 & 768)],
+                                  iq2s_codes[q[2] | (h << 4 & 768)], iq2s_codes[q[3] | (h << 2 & 768)]);
+        const bytes signs = join8(iq2_sign_bits[s[0]], iq2_sign_bits[s[1]], iq2_sign_bits[s[2]], iq2_sign_bits[s[3]]);
+        put_scaled(y, 32 * k, scaled_level_pair(y, iq2_levels, d[k], d[k + 8]),
+                   either(either(codes, signs), bit3_in_second_half()));
     }
 }
 

@@ -4,19 +4,22 @@
 #ifndef GGUFX_KERNEL_IQ2_XS_H
 #define GGUFX_KERNEL_IQ2_XS_H
 
-
 typedef struct {
     uint8_t d[2], qs[64], scales[8];
 } block_iq2_xs;
 
-static inline void decode_iq2_xs(const block_iq2_xs *b, float *y) {
+INLINE void decode_iq2_xs(const block_iq2_xs *b, sink y) {
     float d[16]; /* of the even sub-blocks, then of the odd ones */
-    quarter_scales(d, b->scales, half_at(b->d));
-    for (int k = 0; k < 16; k++) {
-        const unsigned p = u16_at(b->qs + 4 * k), q = u16_at(b->qs + 4 * k + 2);
-        const unsigned signs = ksigns[p >> 9] | (unsigned)ksigns[q >> 9] << 8;
-        scaled(y + 16 * k, negate_where(join8(iq2xs_grid[p & 511], iq2xs_grid[q & 511]), signs),
-               every(d[k / 2 + k % 2 * 8]));
+    store_odd_scales(d, b->scales, half_at(y, b->d));
+    for (int k = 0; k < 8; k++) {
+        const uint64_t q = u64_at(b->qs + 8 * k);
+        const unsigned s = q & 0xFFFF, t = q >> 16 & 0xFFFF, u = q >> 32 & 0xFFFF, v = (unsigned)(q >> 48);
+        const bytes codes =
+            join8(iq2xs_codes[s & 511], iq2xs_codes[t & 511], iq2xs_codes[u & 511], iq2xs_codes[v & 511]);
+        const bytes signs =
+            join8(iq2_sign_index[s >> 9], iq2_sign_index[t >> 9], iq2_sign_index[u >> 9], iq2_sign_index[v >> 9]);
+        put_scaled(y, 32 * k, scaled_level_pair(y, iq2_levels, d[k], d[k + 8]),
+                   either(either(codes, signs), bit3_in_second_half()));
     }
 }
 

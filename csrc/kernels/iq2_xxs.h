@@ -4,19 +4,19 @@
 #ifndef GGUFX_KERNEL_IQ2_XXS_H
 #define GGUFX_KERNEL_IQ2_XXS_H
 
-
 typedef struct {
     uint8_t d[2], qs[64];
 } block_iq2_xxs;
 
-static inline void decode_iq2_xxs(const block_iq2_xxs *b, float *y) {
-    const float d = half_at(b->d);
+INLINE void decode_iq2_xxs(const block_iq2_xxs *b, sink y) {
+    const float d =
+        half_at(y, b->d) * 0.125f; /* (0.5 + scale) / 4 is (2 * scale + 1) / 8; powers of two are exact here */
     for (int k = 0; k < 8; k++) {
         const uint8_t *const q = b->qs + 8 * k;
         const uint32_t s = u32_at(q + 4);
-        const floats dl = every(d * (0.5f + (float)(s >> 28)) * 0.25f);
-        scaled(y + 32 * k, negate_where(join8(iq2xxs_grid[q[0]], iq2xxs_grid[q[1]]), signs16(s)), dl);
-        scaled(y + 32 * k + 16, negate_where(join8(iq2xxs_grid[q[2]], iq2xxs_grid[q[3]]), signs16(s >> 14)), dl);
+        const bytes codes = join8(iq2xxs_codes[q[0]], iq2xxs_codes[q[1]], iq2xxs_codes[q[2]], iq2xxs_codes[q[3]]);
+        const levels t = scaled_levels(y, iq2_levels, d * (float)((s >> 28) * 2 + 1));
+        put_scaled(y, 32 * k, t, either(codes, four_signs(iq2_sign_index, s)));
     }
 }
 

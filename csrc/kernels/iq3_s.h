@@ -4,24 +4,22 @@
 #ifndef GGUFX_KERNEL_IQ3_S_H
 #define GGUFX_KERNEL_IQ3_S_H
 
-
 typedef struct {
     uint8_t d[2], qs[64], qh[8], signs[32], scales[4];
 } block_iq3_s;
 
-static inline bytes four_of_iq3_s(const uint8_t *q, unsigned h) {
-    return join4(iq3s_grid[q[0] | (h << 8 & 256)], iq3s_grid[q[1] | (h << 7 & 256)],
-                 iq3s_grid[q[2] | (h << 6 & 256)], iq3s_grid[q[3] | (h << 5 & 256)]);
-}
-
-static inline void decode_iq3_s(const block_iq3_s *b, float *y) {
-    const float d = half_at(b->d);
+INLINE void decode_iq3_s(const block_iq3_s *b, sink y) {
+    const float d = half_at(y, b->d);
     for (int k = 0; k < 8; k++) {
-        const uint8_t *const q = b->qs + 8 * k, *const s = b->signs + 4 * k;
-        const unsigned h = b->qh[k], scale = b->scales[k / 2] >> k % 2 * 4 & 15;
-        const floats dl = every(d * (float)(1 + 2 * scale));
-        scaled(y + 32 * k, negate_where(four_of_iq3_s(q, h), u16_at(s)), dl);
-        scaled(y + 32 * k + 16, negate_where(four_of_iq3_s(q + 4, h >> 4), u16_at(s + 2)), dl);
+        const uint8_t *const s = b->signs + 4 * k;
+        const unsigned scale = b->scales[k / 2] >> k % 2 * 4 & 15;
+        const uint64_t i = four_of_nine_bits(u32_at(b->qs + 8 * k), b->qh[k]);
+        const uint64_t j = four_of_nine_bits(u32_at(b->qs + 8 * k + 4), b->qh[k] >> 4);
+        const bytes codes =
+            join4(iq3s_codes[i & 511], iq3s_codes[i >> 16 & 511], iq3s_codes[i >> 32 & 511], iq3s_codes[i >> 48],
+                  iq3s_codes[j & 511], iq3s_codes[j >> 16 & 511], iq3s_codes[j >> 32 & 511], iq3s_codes[j >> 48]);
+        const bytes signs = join8(iq3_sign_bits[s[0]], iq3_sign_bits[s[1]], iq3_sign_bits[s[2]], iq3_sign_bits[s[3]]);
+        put_scaled(y, 32 * k, scaled_levels(y, iq3s_levels, d * (float)(1 + 2 * scale)), either(codes, signs));
     }
 }
 

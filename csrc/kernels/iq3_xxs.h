@@ -4,21 +4,20 @@
 #ifndef GGUFX_KERNEL_IQ3_XXS_H
 #define GGUFX_KERNEL_IQ3_XXS_H
 
-
 typedef struct {
     uint8_t d[2], qs[64], signs[32];
 } block_iq3_xxs;
 
-static inline void decode_iq3_xxs(const block_iq3_xxs *b, float *y) {
-    const float d = half_at(b->d);
+INLINE void decode_iq3_xxs(const block_iq3_xxs *b, sink y) {
+    const float d =
+        half_at(y, b->d) * 0.25f; /* (0.5 + scale) / 2 is (2 * scale + 1) / 4; powers of two are exact here */
     for (int k = 0; k < 8; k++) {
         const uint8_t *const q = b->qs + 8 * k;
         const uint32_t s = u32_at(b->signs + 4 * k);
-        const floats dl = every(d * (0.5f + (float)(s >> 28)) * 0.5f);
-        const bytes first = join4(iq3xxs_grid[q[0]], iq3xxs_grid[q[1]], iq3xxs_grid[q[2]], iq3xxs_grid[q[3]]);
-        const bytes second = join4(iq3xxs_grid[q[4]], iq3xxs_grid[q[5]], iq3xxs_grid[q[6]], iq3xxs_grid[q[7]]);
-        scaled(y + 32 * k, negate_where(first, signs16(s)), dl);
-        scaled(y + 32 * k + 16, negate_where(second, signs16(s >> 14)), dl);
+        const bytes codes = join4(iq3xxs_codes[q[0]], iq3xxs_codes[q[1]], iq3xxs_codes[q[2]], iq3xxs_codes[q[3]],
+                                  iq3xxs_codes[q[4]], iq3xxs_codes[q[5]], iq3xxs_codes[q[6]], iq3xxs_codes[q[7]]);
+        const levels t = scaled_levels(y, iq3xxs_levels, d * (float)((s >> 28) * 2 + 1));
+        put_scaled(y, 32 * k, t, either(codes, four_signs(iq3_sign_index, s)));
     }
 }
 

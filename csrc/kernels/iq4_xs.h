@@ -3,20 +3,16 @@
 #ifndef GGUFX_KERNEL_IQ4_XS_H
 #define GGUFX_KERNEL_IQ4_XS_H
 
-
 typedef struct {
     uint8_t d[2], scales_h[2], scales_l[4], qs[128];
 } block_iq4_xs;
 
-static inline void decode_iq4_xs(const block_iq4_xs *b, float *y) {
-    const float d = half_at(b->d);
+INLINE void decode_iq4_xs(const block_iq4_xs *b, sink y) {
+    const float d = half_at(y, b->d);
     const uint32_t low = u32_at(b->scales_l), high = u16_at(b->scales_h);
     for (int k = 0; k < 8; k++) {
         const int scale = (int)((low >> 4 * k & 15) | (high >> 2 * k & 3) << 4);
-        const floats dl = every(d * (float)(scale - 32));
-        const bytes q = load_bytes(b->qs + 16 * k);
-        scaled(y + 32 * k, lookup(kvalues_iq4nl, field(q, 0, 15)), dl);
-        scaled(y + 32 * k + 16, lookup(kvalues_iq4nl, field(q, 4, 15)), dl);
+        put_scaled(y, 32 * k, scaled_levels(y, kvalues_iq4nl, d * (float)(scale - 32)), nibbles(b->qs + 16 * k));
     }
 }
 

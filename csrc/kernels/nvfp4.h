@@ -3,14 +3,15 @@
 #ifndef GGUFX_KERNEL_NVFP4_H
 #define GGUFX_KERNEL_NVFP4_H
 
-
 typedef struct {
     uint8_t d[4], qs[32];
 } block_nvfp4;
 
-static inline void decode_nvfp4(const block_nvfp4 *b, float *y) {
-    for (int k = 0; k < 4; k++)
-        scaled(y + 16 * k, lookup(kvalues_mxfp4, nibbles8(b->qs + 8 * k)), every(float_at(&ue4m3_half_bits[b->d[k]])));
+INLINE void decode_nvfp4(const block_nvfp4 *b, sink y) {
+    for (int k = 0; k < 2; k++) {
+        const float d = float_at(&ue4m3_half_bits[b->d[2 * k]]), e = float_at(&ue4m3_half_bits[b->d[2 * k + 1]]);
+        scaled(y, 32 * k, lookup(kvalues_mxfp4, nibbles_by_eight(b->qs + 16 * k)), pair(d, e));
+    }
 }
 
 #endif

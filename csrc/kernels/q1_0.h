@@ -2,14 +2,15 @@
 #ifndef GGUFX_KERNEL_Q1_0_H
 #define GGUFX_KERNEL_Q1_0_H
 
-
 typedef struct {
     uint8_t d[2], qs[16];
 } block_q1_0;
 
-static inline void decode_q1_0(const block_q1_0 *b, float *y) {
-    const float d = half_at(b->d);
-    for (int k = 0; k < 8; k++) put(y + 16 * k, plus_or_minus(u16_at(b->qs + 2 * k), d));
+static const int8_t q1_0_values[32] = {-1, 1};
+
+INLINE void decode_q1_0(const block_q1_0 *b, sink y) {
+    const levels t = scaled_levels(y, q1_0_values, half_at(y, b->d));
+    for (int k = 0; k < 4; k++) put_scaled(y, 32 * k, t, add_where(every_byte(0), u32_at(b->qs + 4 * k), 1));
 }
 
 #endif

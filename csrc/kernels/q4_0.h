@@ -2,16 +2,14 @@
 #ifndef GGUFX_KERNEL_Q4_0_H
 #define GGUFX_KERNEL_Q4_0_H
 
-
 typedef struct {
     uint8_t d[2], qs[16];
 } block_q4_0;
 
-static inline void decode_q4_0(const block_q4_0 *b, float *y) {
-    const floats d = every(half_at(b->d));
-    const bytes q = load_bytes(b->qs);
-    scaled(y, minus(field(q, 0, 15), 8), d);
-    scaled(y + 16, minus(field(q, 4, 15), 8), d);
+static const int8_t q4_0_values[32] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+
+INLINE void decode_q4_0(const block_q4_0 *b, sink y) {
+    put_scaled(y, 0, scaled_levels(y, q4_0_values, half_at(y, b->d)), nibbles(b->qs));
 }
 
 #endif

@@ -2,16 +2,14 @@
 #ifndef GGUFX_KERNEL_Q4_1_H
 #define GGUFX_KERNEL_Q4_1_H
 
-
 typedef struct {
     uint8_t d[2], m[2], qs[16];
 } block_q4_1;
 
-static inline void decode_q4_1(const block_q4_1 *b, float *y) {
-    const floats d = every(half_at(b->d)), m = every(-half_at(b->m));
-    const bytes q = load_bytes(b->qs);
-    affine(y, field(q, 0, 15), d, m);
-    affine(y + 16, field(q, 4, 15), d, m);
+INLINE void decode_q4_1(const block_q4_1 *b, sink y) {
+    float d, m;
+    two_halves_at(y, b->d, &d, &m);
+    put_affine(y, 0, affine_levels(y, d, -m), nibbles(b->qs));
 }
 
 #endif

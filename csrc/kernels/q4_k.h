@@ -3,7 +3,6 @@
 #ifndef GGUFX_KERNEL_Q4_K_H
 #define GGUFX_KERNEL_Q4_K_H
 
-
 typedef struct {
     uint8_t d[2], dmin[2], scales[12], qs[128];
 } block_q4_k;
@@ -11,25 +10,22 @@ typedef struct {
 /* The eight scales and eight mins, six bits each, that Q4_K and Q5_K keep in twelve bytes. Bytes 0-3 hold scales 0-3
  * in their low six bits, bytes 4-7 mins 0-3; bytes 8-11 hold the low four bits of scales 4-7 and, in the high
  * nibbles, of mins 4-7, whose top two bits fill the first eight bytes. */
-static inline bytes scales_and_mins(const uint8_t *p) {
+INLINE sixteen scales_and_mins(const uint8_t *p) {
     const uint64_t s = u32_at(p), m = u32_at(p + 4), rest = u32_at(p + 8);
     const uint64_t six = 0x3F3F3F3F, four = 0x0F0F0F0F, two = 0x30303030;
     return from_words((s & six) | ((rest & four) | (s >> 2 & two)) << 32,
                       (m & six) | ((rest >> 4 & four) | (m >> 2 & two)) << 32);
 }
 
-static inline void decode_q4_k(const block_q4_k *b, float *y) {
+INLINE void decode_q4_k(const block_q4_k *b, sink y) {
     float s[16]; /* d * scale of the eight sub-blocks, then dmin * min */
-    put(s, multiply(from_unsigned(scales_and_mins(b->scales)), pair(half_at(b->d), half_at(b->dmin))));
+    float d, dmin;
+    two_halves_at(y, b->d, &d, &dmin);
+    store_unsigned(s, scales_and_mins(b->scales), d, dmin);
     for (int k = 0; k < 4; k++) {
-        const bytes q = load_bytes(b->qs + 32 * k), r = load_bytes(b->qs + 32 * k + 16);
-        const floats d = every(s[2 * k]), m = every(s[2 * k + 8]);
-        const floats e = every(s[2 * k + 1]), n = every(s[2 * k + 9]);
-        float *const out = y + 64 * k;
-        affine(out, field(q, 0, 15), d, m);
-        affine(out + 16, field(r, 0, 15), d, m);
-        affine(out + 32, field(q, 4, 15), e, n);
-        affine(out + 48, field(r, 4, 15), e, n);
+        const bytes q = load_bytes(b->qs + 32 * k);
+        put_affine(y, 64 * k, affine_levels(y, s[2 * k], s[2 * k + 8]), field(q, 0, 15));
+        put_affine(y, 64 * k + 32, affine_levels(y, s[2 * k + 1], s[2 * k + 9]), field(q, 4, 15));
     }
 }
 

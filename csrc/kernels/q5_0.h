@@ -2,16 +2,12 @@
 #ifndef GGUFX_KERNEL_Q5_0_H
 #define GGUFX_KERNEL_Q5_0_H
 
-
 typedef struct {
     uint8_t d[2], qh[4], qs[16];
 } block_q5_0;
 
-static inline void decode_q5_0(const block_q5_0 *b, float *y) {
-    const floats d = every(half_at(b->d));
-    const bytes q = load_bytes(b->qs);
-    scaled(y, minus(either(field(q, 0, 15), bits_as(u16_at(b->qh), 16)), 16), d);
-    scaled(y + 16, minus(either(field(q, 4, 15), bits_as(u16_at(b->qh + 2), 16)), 16), d);
+INLINE void decode_q5_0(const block_q5_0 *b, sink y) {
+    scaled(y, 0, minus(add_where(nibbles(b->qs), u32_at(b->qh), 16), 16), every(half_at(y, b->d)));
 }
 
 #endif

@@ -4,25 +4,24 @@
 #ifndef GGUFX_KERNEL_Q6_K_H
 #define GGUFX_KERNEL_Q6_K_H
 
-
 typedef struct {
     uint8_t ql[128], qh[64];
     int8_t scales[16];
     uint8_t d[2];
 } block_q6_k;
 
-static inline void decode_q6_k(const block_q6_k *b, float *y) {
+INLINE void decode_q6_k(const block_q6_k *b, sink y) {
     float d[16];
-    put(d, multiply(from_signed(load_bytes(b->scales)), every(half_at(b->d))));
-    for (int part = 0; part < 4; part++) { /* every second sub-block of a half */
-        const int half = part / 2, side = part % 2, j = 8 * half + side;
-        const bytes q = load_bytes(b->ql + 64 * half + 16 * side), r = load_bytes(b->ql + 64 * half + 16 * side + 32);
-        const bytes h = load_bytes(b->qh + 16 * part);
-        float *const out = y + 16 * j;
-        scaled(out, minus(either(field(q, 0, 15), field(h, -4, 48)), 32), every(d[j]));
-        scaled(out + 32, minus(either(field(r, 0, 15), field(h, -2, 48)), 32), every(d[j + 2]));
-        scaled(out + 64, minus(either(field(q, 4, 15), field(h, 0, 48)), 32), every(d[j + 4]));
-        scaled(out + 96, minus(either(field(r, 4, 15), field(h, 2, 48)), 32), every(d[j + 6]));
+    store_signed(d, load_sixteen(b->scales), half_at(y, b->d));
+    for (int half = 0; half < 2; half++) {
+        const bytes q = load_bytes(b->ql + 64 * half), r = load_bytes(b->ql + 64 * half + 32);
+        const bytes h = load_bytes(b->qh + 32 * half);
+        const float *const s = d + 8 * half;
+        const int at = 128 * half;
+        scaled(y, at, minus(either(field(q, 0, 15), field(h, -4, 48)), 32), pair(s[0], s[1]));
+        scaled(y, at + 32, minus(either(field(r, 0, 15), field(h, -2, 48)), 32), pair(s[2], s[3]));
+        scaled(y, at + 64, minus(either(field(q, 4, 15), field(h, 0, 48)), 32), pair(s[4], s[5]));
+        scaled(y, at + 96, minus(either(field(r, 4, 15), field(h, 2, 48)), 32), pair(s[6], s[7]));
     }
 }
 

@@ -2,20 +2,20 @@
 #ifndef GGUFX_KERNEL_TQ2_0_H
 #define GGUFX_KERNEL_TQ2_0_H
 
-
 typedef struct {
     uint8_t qs[64], d[2];
 } block_tq2_0;
 
-static inline void decode_tq2_0(const block_tq2_0 *b, float *y) {
-    const floats d = every(half_at(b->d));
-    for (int part = 0; part < 4; part++) {
-        const bytes q = load_bytes(b->qs + 16 * part);
-        float *const out = y + part / 2 * 128 + part % 2 * 16;
-        scaled(out, minus(field(q, 0, 3), 1), d);
-        scaled(out + 32, minus(field(q, 2, 3), 1), d);
-        scaled(out + 64, minus(field(q, 4, 3), 1), d);
-        scaled(out + 96, minus(field(q, 6, 3), 1), d);
+static const int8_t tq2_0_values[32] = {-1, 0, 1, 2};
+
+INLINE void decode_tq2_0(const block_tq2_0 *b, sink y) {
+    const levels t = scaled_levels(y, tq2_0_values, half_at(y, b->d));
+    for (int half = 0; half < 2; half++) {
+        const bytes q = load_bytes(b->qs + 32 * half);
+        put_scaled(y, 128 * half, t, field(q, 0, 3));
+        put_scaled(y, 128 * half + 32, t, field(q, 2, 3));
+        put_scaled(y, 128 * half + 64, t, field(q, 4, 3));
+        put_scaled(y, 128 * half + 96, t, field(q, 6, 3));
     }
 }
 

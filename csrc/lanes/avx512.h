@@ -1,83 +1,110 @@
-/* The lane words in AVX-512 (F, BW, DQ, VL): sixteen bytes are one xmm register, sixteen floats one zmm register. */
+/* The lane words in AVX-512 (F, BW, DQ, VL): 32 bytes are one ymm register, 32 floats two zmm registers. */
 #ifndef GGUFX_LANES_AVX512_H
 #define GGUFX_LANES_AVX512_H
 
-#include <immintrin.h>
-#include <stdint.h>
-#include <string.h>
+#include "x86.h"
 
-typedef __m128i bytes;
-typedef __m512 floats;
+typedef struct {
+    __m512 a, b;
+} floats;
 
-#include "x86_bytes.h"
+/* Sixteen 16-bit values, in the lower half. */
+typedef __m512i words;
 
-/* ---- bytes under a mask ---- */
-
-static inline bytes bits_as(unsigned bits, int value) { return _mm_maskz_mov_epi8((__mmask16)bits, every_byte(value)); }
-static inline bytes negate_where(bytes v, unsigned bits) {
-    return _mm_mask_sub_epi8(v, (__mmask16)bits, _mm_setzero_si128(), v);
+INLINE bytes add_where(bytes v, uint32_t bits, int value) {
+    return _mm256_mask_add_epi8(v, bits, v, every_byte(value));
 }
 
 /* ---- floats ---- */
 
-static inline floats every(float x) { return _mm512_set1_ps(x); }
-static inline floats pair(float x, float y) { return _mm512_mask_mov_ps(_mm512_set1_ps(x), 0xFF00, _mm512_set1_ps(y)); }
-static inline floats load_floats(const float *p) { return _mm512_loadu_ps(p); }
-static inline void put(float *p, floats v) { _mm512_storeu_ps(p, v); }
-
-static inline floats add(floats a, floats b) { return _mm512_add_ps(a, b); }
-static inline floats subtract(floats a, floats b) { return _mm512_sub_ps(a, b); }
-static inline floats multiply(floats a, floats b) { return _mm512_mul_ps(a, b); }
-
-static inline floats from_unsigned(bytes v) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(v)); }
-static inline floats from_signed(bytes v) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(v)); }
-
-/* Sixteen 2-bit fields, lowest bits first. */
-static inline floats from_crumbs(uint32_t bits) {
-    const __m512i at = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    const __m512i v = _mm512_srlv_epi32(_mm512_set1_epi32((int)bits), at);
-    return _mm512_cvtepi32_ps(_mm512_and_si512(v, _mm512_set1_epi32(3)));
+INLINE floats every(float x) { return (floats){_mm512_set1_ps(x), _mm512_set1_ps(x)}; }
+INLINE floats pair(float x, float y) { return (floats){_mm512_set1_ps(x), _mm512_set1_ps(y)}; }
+INLINE floats eights(float x, float y) {
+    return (floats){_mm512_mask_mov_ps(_mm512_set1_ps(x), 0xFF00, _mm512_set1_ps(y)), _mm512_setzero_ps()};
+}
+INLINE floats quads(const float *p) {
+    const __m512i each_four_times = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    const __m512 four = _mm512_castps128_ps512(_mm_loadu_ps(p));
+    return (floats){_mm512_permutexvar_ps(each_four_times, four), _mm512_setzero_ps()};
+}
+INLINE floats load_floats(const void *p) {
+    return (floats){_mm512_loadu_ps(p), _mm512_loadu_ps((const float *)p + 16)};
+}
+INLINE void store_64(void *p, __m512i v, int past_cache) {
+    if (past_cache)
+        _mm512_stream_si512(p, v);
+    else
+        _mm512_storeu_si512(p, v);
+}
+INLINE void store_floats(float *p, floats v, int past_cache) {
+    store_64(p, _mm512_castps_si512(v.a), past_cache);
+    store_64(p + 16, _mm512_castps_si512(v.b), past_cache);
 }
 
-/* d where the bit is set, -d where it isn't. */
-static inline floats plus_or_minus(unsigned bits, float d) {
-    return _mm512_mask_mov_ps(_mm512_set1_ps(-d), (__mmask16)bits, _mm512_set1_ps(d));
+INLINE floats subtract(floats x, floats y) { return (floats){_mm512_sub_ps(x.a, y.a), _mm512_sub_ps(x.b, y.b)}; }
+INLINE floats multiply(floats x, floats y) { return (floats){_mm512_mul_ps(x.a, y.a), _mm512_mul_ps(x.b, y.b)}; }
+
+INLINE floats from_unsigned(bytes v) {
+    return (floats){_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm256_castsi256_si128(v))),
+                    _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm256_extracti128_si256(v, 1)))};
+}
+INLINE floats from_signed(bytes v) {
+    return (floats){_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(v))),
+                    _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(v, 1)))};
+}
+INLINE floats load_signed(const void *p) {
+    const __m128i *v = p;
+    return (floats){_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(v))),
+                    _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(v + 1)))};
 }
 
-static inline floats load_halves(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
-static inline floats load_bfloats(const void *p) {
-    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+INLINE floats load_halves(const void *p) {
+    const __m256i *h = p;
+    return (floats){_mm512_cvtph_ps(_mm256_loadu_si256(h)), _mm512_cvtph_ps(_mm256_loadu_si256(h + 1))};
+}
+INLINE __m512 widened_bfloats(__m256i h) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+INLINE floats load_bfloats(const void *p) {
+    const __m256i *h = p;
+    return (floats){widened_bfloats(_mm256_loadu_si256(h)), widened_bfloats(_mm256_loadu_si256(h + 1))};
+}
+INLINE __m512 canonical_nans_in(__m512 v) {
+    const __m512 nan = _mm512_castsi512_ps(_mm512_set1_epi32(CANONICAL_NAN));
+    return _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), nan);
+}
+INLINE floats canonical_nans(floats v) { return (floats){canonical_nans_in(v.a), canonical_nans_in(v.b)}; }
+
+/* ---- 16-bit values ---- */
+
+INLINE __m256i sixteen_halves(__m512 v) {
+    __m256i h = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+    __asm__("" : "+x"(h)); /* or compilers store with the conversion, a slow form on Zen 4 and 5 */
+    return h;
 }
 
-/* ---- sixteen floats to sixteen halves ---- */
-
-static inline __m256i halves_of(floats v) { return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT); }
-
-/* Not vcvtneps2bf16: that instruction flushes subnormal floats to zero. */
-static inline __m256i bfloats_of(floats v) {
-    const __m512i u = _mm512_castps_si512(v);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-    const __m512i r = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
-    /* Rounding could carry a NaN's fraction into its exponent and sign. */
-    const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-    const __m512i safe = _mm512_mask_mov_epi32(r, nan, _mm512_set1_epi32(0x7FC00000));
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(safe, 16));
+/* Nearest, ties to even, in the high half of each lane. Not vcvtneps2bf16, which flushes subnormal floats to zero. */
+INLINE __m512i rounded_to_bf16(__m512 f) {
+    const __m512i u = _mm512_castps_si512(f), down = _mm512_add_epi32(u, _mm512_set1_epi32(0x7FFF));
+    const __mmask16 odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000));
+    return _mm512_mask_add_epi32(down, odd, down, _mm512_set1_epi32(1));
+}
+INLINE __m512i bfloats_of(floats v) {
+    const __m512i high_words = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29,
+                                                27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    return _mm512_permutex2var_epi16(rounded_to_bf16(v.a), high_words, rounded_to_bf16(v.b));
 }
 
-static inline void put_halves(uint16_t *p, floats v) { _mm256_storeu_si256((__m256i *)p, halves_of(v)); }
-static inline void put_bfloats(uint16_t *p, floats v) { _mm256_storeu_si256((__m256i *)p, bfloats_of(v)); }
-
-static inline __m512i both(__m256i lo, __m256i hi) { return _mm512_inserti64x4(_mm512_castsi256_si512(lo), hi, 1); }
-
-/* One 64-byte line of output past the cache. */
-static inline void stream_line_f32(void *line, const float *p) { _mm512_stream_ps(line, _mm512_loadu_ps(p)); }
-static inline void stream_line_f16(void *line, const float *p) {
-    _mm512_stream_si512(line, both(halves_of(load_floats(p)), halves_of(load_floats(p + 16))));
+INLINE void store_halves(uint16_t *p, floats v, int past_cache) {
+    store_32(p, sixteen_halves(v.a), past_cache);
+    store_32(p + 16, sixteen_halves(v.b), past_cache);
 }
-static inline void stream_line_bf16(void *line, const float *p) {
-    _mm512_stream_si512(line, both(bfloats_of(load_floats(p)), bfloats_of(load_floats(p + 16))));
+INLINE void store_bfloats(uint16_t *p, floats v, int past_cache) { store_64(p, bfloats_of(v), past_cache); }
+
+INLINE words words_of_halves(floats v) { return _mm512_castsi256_si512(sixteen_halves(v.a)); }
+INLINE words words_of_bfloats(floats v) { return bfloats_of(v); }
+INLINE void store_words(uint16_t *p, words t, bytes codes, int past_cache) {
+    store_64(p, _mm512_permutexvar_epi16(_mm512_cvtepu8_epi16(codes), t), past_cache);
 }
-static inline void stream_fence(void) { _mm_sfence(); }
 
 #endif

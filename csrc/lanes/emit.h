@@ -3,57 +3,143 @@
 #ifndef GGUFX_LANES_EMIT_H
 #define GGUFX_LANES_EMIT_H
 
+#include "../ggufx.h"
 #include "../tables.h"
 
 /* ---- little-endian fields at any alignment ---- */
 
-static inline uint16_t u16_at(const void *p) {
+INLINE uint16_t u16_at(const void *p) {
     uint16_t v;
     memcpy(&v, p, sizeof v);
     return v;
 }
-static inline uint32_t u32_at(const void *p) {
+INLINE uint32_t u32_at(const void *p) {
     uint32_t v;
     memcpy(&v, p, sizeof v);
     return v;
 }
-static inline uint64_t u64_at(const void *p) {
+INLINE uint64_t u64_at(const void *p) {
     uint64_t v;
     memcpy(&v, p, sizeof v);
     return v;
 }
-static inline float float_at(const void *p) {
+INLINE float float_at(const void *p) {
     float v;
     memcpy(&v, p, sizeof v);
     return v;
 }
-static inline float half_at(const void *p) { return half(u16_at(p)); }
 
-/* ---- sixteen values out ---- */
+static const uint8_t ascending[32] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-/* q * d, signed codes. */
-static inline void scaled(float *y, bytes q, floats d) { put(y, multiply(from_signed(q), d)); }
+/* ---- where values go ---- */
 
-/* q * d - m, unsigned codes. A negated m makes it q * d + m, the same sum to the bit. */
-static inline void affine(float *y, bytes q, floats d, floats m) {
-    put(y, subtract(multiply(from_unsigned(q), d), m));
+/* An output array. The dtype, and whether stores bypass the cache, are constants wherever a kernel is inlined, so
+ * nothing asks at run time. */
+typedef struct {
+    void *values;
+    int dtype, past_cache;
+} sink;
+
+/* A scale or minimum on its way to y. Rounding to bfloat16 adds to the low bits of the float, which could carry out of
+ * a NaN's fraction; where every NaN scale is one with clear low bits, no decoded value needs a test. */
+INLINE uint16_t half_bits_for(sink y, uint16_t h) {
+    return y.dtype == GGUFX_BF16 && UNLIKELY((h & 0x7FFF) > 0x7C00) ? 0x7E00 : h;
+}
+INLINE float half_at(sink y, const void *p) { return half(half_bits_for(y, u16_at(p))); }
+INLINE void two_halves_at(sink y, const void *p, float *first, float *second) {
+    uint32_t both = u32_at(p);
+    /* One test for both: only a NaN's magnitude carries into the sign when 0x3FF is added to it. */
+    if (y.dtype == GGUFX_BF16 && UNLIKELY(((both & 0x7FFF7FFF) + 0x03FF03FF) & 0x80008000))
+        both = half_bits_for(y, (uint16_t)both) | (uint32_t)half_bits_for(y, (uint16_t)(both >> 16)) << 16;
+    two_halves(both, first, second);
 }
 
-/* (q + e) * d, signed codes. */
-static inline void shifted(float *y, bytes q, floats e, floats d) { put(y, multiply(add(from_signed(q), e), d)); }
+/* Thirty-two values, from the i-th on. */
+INLINE void put(sink y, int i, floats v) {
+    if (y.dtype == GGUFX_F32)
+        store_floats((float *)y.values + i, v, y.past_cache);
+    else if (y.dtype == GGUFX_F16)
+        store_halves((uint16_t *)y.values + i, v, y.past_cache);
+    else
+        store_bfloats((uint16_t *)y.values + i, v, y.past_cache);
+}
+INLINE void put_words(sink y, int i, words table, bytes codes) {
+    store_words((uint16_t *)y.values + i, table, codes, y.past_cache);
+}
+
+/* q * d, signed codes. */
+INLINE void scaled(sink y, int i, bytes q, floats d) { put(y, i, multiply(from_signed(q), d)); }
+
+/* q * d - m, unsigned codes. A negated m makes it q * d + m, the same sum to the bit. */
+INLINE void affine(sink y, int i, bytes q, floats d, floats m) {
+    put(y, i, subtract(multiply(from_unsigned(q), d), m));
+}
 
 /* ---- shared by the IQ types ---- */
 
-/* Sixteen sign bits from the two lowest 7-bit sign indices of a word. */
-static inline unsigned signs16(uint32_t word) { return ksigns[word & 127] | (unsigned)ksigns[word >> 7 & 127] << 8; }
-
-/* d * (0.5 + s) / 4 for the sixteen 4-bit scales of eight bytes: the low nibbles', then the high nibbles'. */
-static inline void quarter_scales(float *out, const uint8_t *scales, float d) {
-    const floats s = add(from_unsigned(nibbles8(scales)), every(0.5f));
-    put(out, multiply(multiply(s, every(d)), every(0.25f)));
+/* The signs of 32 values from the four 7-bit sign indices in the low bits of a word. */
+INLINE bytes four_signs(const uint8_t (*signs)[8], uint32_t word) {
+    return join8(signs[word & 127], signs[word >> 7 & 127], signs[word >> 14 & 127], signs[word >> 21 & 127]);
 }
 
-/* The offset of IQ1_S and IQ1_M. */
-static inline float iq1_delta(unsigned negative) { return negative ? -0.125f : 0.125f; }
+/* d * (0.5 + s) / 4 for the sixteen 4-bit scales of eight bytes: the low nibbles', then the high nibbles'. It is
+ * (2 * s + 1) * (d / 8), without a rounding: d has eleven bits. */
+INLINE void store_odd_scales(float *out, const uint8_t *scales, float d) {
+    const sixteen s = nibbles8(scales);
+    store_unsigned(out, combine(field_of_sixteen(s, -1, 30), every_one(), 0), d * 0.125f, d * 0.125f);
+}
+
+/* ---- codes of at most four bits ----
+ * A run of values under one scale has at most sixteen different values. As floats they are cheaper to compute than to
+ * look up; as halves the sixteen are computed and rounded once, and looked up 32 at a time. */
+
+typedef struct {
+    const int8_t *values; /* 16 levels of 8 bits, and 16 bytes that are never looked up */
+    floats d, m;
+    words table;
+} levels;
+
+INLINE words table_of(sink y, floats v) { return y.dtype == GGUFX_F16 ? words_of_halves(v) : words_of_bfloats(v); }
+
+/* values[code] * d */
+INLINE levels scaled_levels(sink y, const int8_t *values, float d) {
+    levels t;
+    t.values = values;
+    t.d = every(d);
+    if (y.dtype != GGUFX_F32) t.table = table_of(y, multiply(from_signed(load_bytes(values)), t.d));
+    return t;
+}
+
+/* The same with d for the first sixteen values and e for the others, whose codes have bit 3 set: the lower eight
+ * levels stand twice. */
+INLINE levels scaled_level_pair(sink y, const int8_t *values, float d, float e) {
+    levels t;
+    t.values = values;
+    t.d = pair(d, e);
+    if (y.dtype != GGUFX_F32) t.table = table_of(y, multiply(from_signed(load_bytes(values)), eights(d, e)));
+    return t;
+}
+INLINE bytes bit3_in_second_half(void) { return pair_of_bytes(0, 8); }
+
+INLINE void put_scaled(sink y, int i, levels t, bytes codes) {
+    if (y.dtype == GGUFX_F32)
+        scaled(y, i, lookup(t.values, codes), t.d);
+    else
+        put_words(y, i, t.table, codes);
+}
+
+/* code * d - m */
+INLINE levels affine_levels(sink y, float d, float m) {
+    levels t;
+    t.d = every(d), t.m = every(m);
+    if (y.dtype != GGUFX_F32) t.table = table_of(y, subtract(multiply(from_unsigned(load_bytes(ascending)), t.d), t.m));
+    return t;
+}
+INLINE void put_affine(sink y, int i, levels t, bytes codes) {
+    if (y.dtype == GGUFX_F32)
+        affine(y, i, codes, t.d, t.m);
+    else
+        put_words(y, i, t.table, codes);
+}
 
 #endif

@@ -1,192 +1,313 @@
-/* The lane words in plain C: what the other lanes are held against, and what every other CPU runs. */
+/* The lane words in plain C: what each word means, what the other lanes are held against, and what every other CPU
+ * runs. A kernel works on 32 values at a time; scales come sixteen at a time. */
 #ifndef GGUFX_LANES_SCALAR_H
 #define GGUFX_LANES_SCALAR_H
 
-#include <stdint.h>
-#include <string.h>
-
 #include "../half.h"
+#include "inline.h"
 
 typedef struct {
-    uint8_t at[16];
+    uint8_t at[32];
 } bytes;
 typedef struct {
-    float at[16];
+    uint8_t at[16];
+} sixteen;
+typedef struct {
+    float at[32];
 } floats;
 
-#define EACH for (int i = 0; i < 16; i++)
+/* A table of sixteen 16-bit output values. */
+typedef struct {
+    uint16_t at[16];
+} words;
 
-/* ---- bytes ---- */
+#define EACH for (int i = 0; i < 32; i++)
+#define EACH16 for (int i = 0; i < 16; i++)
+#define EACH8 for (int i = 0; i < 8; i++)
 
-static inline bytes load_bytes(const void *p) {
+/* ---- thirty-two bytes ---- */
+
+INLINE bytes load_bytes(const void *p) {
     bytes r;
-    memcpy(r.at, p, 16);
+    memcpy(r.at, p, sizeof r);
     return r;
 }
-static inline bytes every_byte(int v) {
+INLINE bytes every_byte(int v) {
     bytes r;
-    memset(r.at, v, 16);
+    memset(r.at, v, sizeof r);
+    return r;
+}
+/* v in the first sixteen, w in the others. */
+INLINE bytes pair_of_bytes(int v, int w) {
+    bytes r;
+    EACH r.at[i] = (uint8_t)(i < 16 ? v : w);
     return r;
 }
 
-/* (each byte >> shift) & mask; a negative shift goes left. */
-static inline bytes field(bytes v, int shift, int mask) {
+/* (each byte >> shift) & mask; a negative shift goes left. Constants at every call. */
+INLINE bytes field(bytes v, int shift, int mask) {
     EACH v.at[i] = (uint8_t)((shift < 0 ? v.at[i] << -shift : v.at[i] >> shift) & mask);
     return v;
 }
-static inline bytes either(bytes a, bytes b) {
+INLINE bytes either(bytes a, bytes b) {
     EACH a.at[i] |= b.at[i];
     return a;
 }
-static inline bytes plus(bytes a, bytes b) {
+INLINE bytes plus(bytes a, bytes b) {
     EACH a.at[i] = (uint8_t)(a.at[i] + b.at[i]);
     return a;
 }
-static inline bytes minus(bytes a, int k) {
+INLINE bytes minus(bytes a, int k) {
     EACH a.at[i] = (uint8_t)(a.at[i] - k);
     return a;
 }
-static inline bytes complement(bytes a) {
-    EACH a.at[i] = (uint8_t)~a.at[i];
-    return a;
-}
 /* 0xFF where the signed byte is greater than k. */
-static inline bytes greater(bytes v, int k) {
+INLINE bytes greater(bytes v, int k) {
     EACH v.at[i] = (int8_t)v.at[i] > k ? 0xFF : 0;
     return v;
 }
-/* table[index] for indices below 16. */
-static inline bytes lookup(const void *table, bytes index) {
-    const uint8_t *t = table;
-    EACH index.at[i] = t[index.at[i]];
+/* table[index], sixteen entries, for indices below 16. */
+INLINE bytes lookup(const int8_t *table, bytes index) {
+    EACH index.at[i] = (uint8_t)table[index.at[i]];
     return index;
 }
-
-/* Two groups of eight bytes, four groups of four. */
-static inline bytes join8(const void *a, const void *b) {
-    bytes r;
-    memcpy(r.at, a, 8), memcpy(r.at + 8, b, 8);
-    return r;
-}
-static inline bytes join4(const void *a, const void *b, const void *c, const void *d) {
-    bytes r;
-    memcpy(r.at, a, 4), memcpy(r.at + 4, b, 4), memcpy(r.at + 8, c, 4), memcpy(r.at + 12, d, 4);
-    return r;
-}
-/* Sixteen bytes from two numbers, lowest byte first. */
-static inline bytes from_words(uint64_t lo, uint64_t hi) {
-    bytes r;
-    for (int i = 0; i < 8; i++) r.at[i] = (uint8_t)(lo >> 8 * i), r.at[8 + i] = (uint8_t)(hi >> 8 * i);
-    return r;
-}
-/* The low nibbles of eight bytes, then their high nibbles. */
-static inline bytes nibbles8(const void *p) {
-    const uint8_t *v = p;
-    bytes r;
-    for (int i = 0; i < 8; i++) r.at[i] = v[i] & 15, r.at[8 + i] = v[i] >> 4;
-    return r;
-}
-
-/* Byte i is `value` where bit i is set, else 0. */
-static inline bytes bits_as(unsigned bits, int value) {
-    bytes r;
-    EACH r.at[i] = bits >> i & 1 ? (uint8_t)value : 0;
-    return r;
-}
-static inline bytes negate_where(bytes v, unsigned bits) {
-    EACH v.at[i] = (uint8_t)(bits >> i & 1 ? -v.at[i] : v.at[i]);
+/* v + value where bit i is set. */
+INLINE bytes add_where(bytes v, uint32_t bits, int value) {
+    EACH v.at[i] = (uint8_t)(v.at[i] + (bits >> i & 1 ? value : 0));
     return v;
 }
 
-/* ---- floats ---- */
+/* The low nibbles of sixteen bytes, then their high nibbles. */
+INLINE bytes nibbles(const void *p) {
+    const uint8_t *v = p;
+    bytes r;
+    EACH16 r.at[i] = v[i] & 15, r.at[16 + i] = v[i] >> 4;
+    return r;
+}
+/* The same for each half of the sixteen bytes by itself. */
+INLINE bytes nibbles_by_eight(const void *p) {
+    const uint8_t *v = p;
+    bytes r;
+    EACH16 r.at[i / 8 * 16 + i % 8] = v[i] & 15, r.at[i / 8 * 16 + 8 + i % 8] = v[i] >> 4;
+    return r;
+}
+/* The 2-bit codes of eight bytes in order. Those at odd places may come times four; see crumb_levels. */
+INLINE bytes crumbs(const void *p) {
+    const uint8_t *v = p;
+    bytes r;
+    EACH r.at[i] = v[i / 4] >> i % 4 * 2 & 3;
+    return r;
+}
+/* Each of four bytes eight times. */
+INLINE bytes eight_of_each(const void *p) {
+    const uint8_t *v = p;
+    bytes r;
+    EACH r.at[i] = v[i / 8];
+    return r;
+}
+/* Four groups of eight bytes, eight groups of four. */
+INLINE bytes join8(const void *a, const void *b, const void *c, const void *d) {
+    bytes r;
+    memcpy(r.at, a, 8), memcpy(r.at + 8, b, 8), memcpy(r.at + 16, c, 8), memcpy(r.at + 24, d, 8);
+    return r;
+}
+INLINE bytes join4(const void *a, const void *b, const void *c, const void *d, const void *e, const void *f,
+                   const void *g, const void *h) {
+    bytes r;
+    memcpy(r.at, a, 4), memcpy(r.at + 4, b, 4), memcpy(r.at + 8, c, 4), memcpy(r.at + 12, d, 4);
+    memcpy(r.at + 16, e, 4), memcpy(r.at + 20, f, 4), memcpy(r.at + 24, g, 4), memcpy(r.at + 28, h, 4);
+    return r;
+}
+INLINE bytes join16(sixteen a, sixteen b) {
+    bytes r;
+    memcpy(r.at, a.at, 16), memcpy(r.at + 16, b.at, 16);
+    return r;
+}
 
-static inline float half(uint16_t h) { return half_to_float(h); }
+/* ---- sixteen bytes ---- */
 
-static inline floats every(float x) {
+INLINE sixteen load_sixteen(const void *p) {
+    sixteen r;
+    memcpy(r.at, p, sizeof r);
+    return r;
+}
+INLINE sixteen every_one(void) {
+    sixteen r;
+    memset(r.at, 1, sizeof r);
+    return r;
+}
+/* Modulo 256. */
+INLINE sixteen thrice_of_sixteen(sixteen v) {
+    EACH16 v.at[i] = (uint8_t)(v.at[i] * 3);
+    return v;
+}
+/* From two numbers, lowest byte first. */
+INLINE sixteen from_words(uint64_t lo, uint64_t hi) {
+    sixteen r;
+    EACH8 r.at[i] = (uint8_t)(lo >> 8 * i), r.at[8 + i] = (uint8_t)(hi >> 8 * i);
+    return r;
+}
+/* The low nibbles of eight bytes, then their high nibbles. */
+INLINE sixteen nibbles8(const void *p) {
+    const uint8_t *v = p;
+    sixteen r;
+    EACH8 r.at[i] = v[i] & 15, r.at[8 + i] = v[i] >> 4;
+    return r;
+}
+/* The nibbles of eight bytes in order, each byte's low one first. */
+INLINE sixteen nibbles_in_order(const void *p) {
+    const uint8_t *v = p;
+    sixteen r;
+    EACH8 r.at[2 * i] = v[i] & 15, r.at[2 * i + 1] = v[i] >> 4;
+    return r;
+}
+INLINE sixteen field_of_sixteen(sixteen v, int shift, int mask) {
+    EACH16 v.at[i] = (uint8_t)((shift < 0 ? v.at[i] << -shift : v.at[i] >> shift) & mask);
+    return v;
+}
+/* (a | b) - less */
+INLINE sixteen combine(sixteen a, sixteen b, int less) {
+    EACH16 a.at[i] = (uint8_t)((a.at[i] | b.at[i]) - less);
+    return a;
+}
+
+/* Sixteen scales as floats: signed times d; unsigned, the first eight times d and the others times e. */
+INLINE void store_signed(float *out, sixteen v, float d) { EACH16 out[i] = (float)(int8_t)v.at[i] * d; }
+INLINE void store_unsigned(float *out, sixteen v, float d, float e) {
+    EACH16 out[i] = (float)v.at[i] * (i < 8 ? d : e);
+}
+
+/* ---- indices into the grids, stored for scalar loads ---- */
+
+INLINE void store_bytes(uint8_t *p, sixteen v) { memcpy(p, v.at, sizeof v); }
+
+/* low | high << 8 */
+INLINE void store_wide(uint16_t *p, sixteen low, sixteen high) {
+    EACH16 p[i] = (uint16_t)(low.at[i] | high.at[i] << 8);
+}
+/* Four bytes, each topped by one of four bits, as the four 16-bit parts of a number. */
+INLINE uint64_t four_of_nine_bits(uint32_t low, unsigned high) {
+    uint64_t r = 0;
+    for (int i = 0; i < 4; i++) r |= (uint64_t)((low >> 8 * i & 255) | (high >> i & 1) << 8) << 16 * i;
+    return r;
+}
+
+/* ---- thirty-two floats ---- */
+
+INLINE void two_halves(uint32_t both, float *first, float *second) {
+    *first = half_to_float((uint16_t)both);
+    *second = half_to_float((uint16_t)(both >> 16));
+}
+INLINE float half(uint16_t h) { return half_to_float(h); }
+
+INLINE floats every(float x) {
     floats r;
     EACH r.at[i] = x;
     return r;
 }
-/* x in the first eight lanes, y in the other eight. */
-static inline floats pair(float x, float y) {
+/* x in the first sixteen, y in the others. */
+INLINE floats pair(float x, float y) {
     floats r;
-    EACH r.at[i] = i < 8 ? x : y;
+    EACH r.at[i] = i < 16 ? x : y;
     return r;
 }
-static inline floats load_floats(const float *p) {
+/* Of the sixteen levels of a table: x for the first eight and y for the others; four of each of p[0] to p[3]. The
+ * lanes behind the sixteenth are unspecified. */
+INLINE floats eights(float x, float y) {
+    floats r = {{0}};
+    EACH16 r.at[i] = i < 8 ? x : y;
+    return r;
+}
+INLINE floats quads(const float *p) {
+    floats r = {{0}};
+    EACH16 r.at[i] = p[i / 4];
+    return r;
+}
+INLINE floats load_floats(const void *p) {
     floats r;
     memcpy(r.at, p, sizeof r);
     return r;
 }
-static inline void put(float *p, floats v) { memcpy(p, v.at, sizeof v); }
-
-static inline floats add(floats a, floats b) {
-    EACH a.at[i] += b.at[i];
-    return a;
+/* Output: past_cache is a constant, and on where p is 64-byte aligned and should not stay in the cache. Plain C has no
+ * way past it. */
+INLINE void store_floats(float *p, floats v, int past_cache) {
+    (void)past_cache;
+    memcpy(p, v.at, sizeof v);
 }
-static inline floats subtract(floats a, floats b) {
+
+INLINE floats subtract(floats a, floats b) {
     EACH a.at[i] -= b.at[i];
     return a;
 }
-static inline floats multiply(floats a, floats b) {
+INLINE floats multiply(floats a, floats b) {
     EACH a.at[i] *= b.at[i];
     return a;
 }
-
-static inline floats from_unsigned(bytes v) {
+INLINE floats from_unsigned(bytes v) {
     floats r;
     EACH r.at[i] = v.at[i];
     return r;
 }
-static inline floats from_signed(bytes v) {
+INLINE floats from_signed(bytes v) {
     floats r;
     EACH r.at[i] = (int8_t)v.at[i];
     return r;
 }
-/* Sixteen 2-bit fields, lowest bits first. */
-static inline floats from_crumbs(uint32_t bits) {
-    floats r;
-    EACH r.at[i] = (float)(bits >> 2 * i & 3);
-    return r;
-}
-/* d where the bit is set, -d where it isn't. */
-static inline floats plus_or_minus(unsigned bits, float d) {
-    floats r;
-    EACH r.at[i] = bits >> i & 1 ? d : -d;
-    return r;
-}
-static inline floats load_halves(const void *p) {
-    uint16_t h[16];
+INLINE floats load_signed(const void *p) { return from_signed(load_bytes(p)); }
+INLINE floats load_halves(const void *p) {
+    uint16_t h[32];
     floats r;
     memcpy(h, p, sizeof h);
     EACH r.at[i] = half_to_float(h[i]);
     return r;
 }
-static inline floats load_bfloats(const void *p) {
-    uint16_t h[16];
+INLINE floats load_bfloats(const void *p) {
+    uint16_t h[32];
     floats r;
     memcpy(h, p, sizeof h);
     EACH r.at[i] = bits_float((uint32_t)h[i] << 16);
     return r;
 }
-
-/* ---- sixteen floats to sixteen halves ---- */
-
-static inline void put_halves(uint16_t *p, floats v) { EACH p[i] = float_to_half(v.at[i]); }
-static inline void put_bfloats(uint16_t *p, floats v) { EACH p[i] = float_to_bf16(v.at[i]); }
-
-/* One 64-byte line of output; plain C has no way past the cache. */
-static inline void stream_line_f32(void *line, const float *p) { memcpy(line, p, 64); }
-static inline void stream_line_f16(void *line, const float *p) {
-    put_halves(line, load_floats(p));
-    put_halves((uint16_t *)line + 16, load_floats(p + 16));
+INLINE floats canonical_nans(floats v) {
+    EACH v.at[i] = canonical(v.at[i]);
+    return v;
 }
-static inline void stream_line_bf16(void *line, const float *p) {
-    put_bfloats(line, load_floats(p));
-    put_bfloats((uint16_t *)line + 16, load_floats(p + 16));
+
+/* ---- 16-bit values, nearest, ties to even ---- */
+
+INLINE void store_halves(uint16_t *p, floats v, int past_cache) {
+    (void)past_cache;
+    EACH p[i] = float_to_half(v.at[i]);
 }
-static inline void stream_fence(void) {}
+
+/* NaNs must be canonical. */
+INLINE void store_bfloats(uint16_t *p, floats v, int past_cache) {
+    (void)past_cache;
+    EACH p[i] = float_to_bf16(v.at[i]);
+}
+
+/* A table of v's first sixteen; NaNs must be canonical for bfloats. */
+INLINE words words_of_halves(floats v) {
+    words r;
+    EACH16 r.at[i] = float_to_half(v.at[i]);
+    return r;
+}
+INLINE words words_of_bfloats(floats v) {
+    words r;
+    EACH16 r.at[i] = float_to_bf16(v.at[i]);
+    return r;
+}
+/* table[code], for codes below 16. */
+INLINE void store_words(uint16_t *p, words table, bytes codes, int past_cache) {
+    (void)past_cache;
+    EACH p[i] = table.at[codes.at[i]];
+}
+
+INLINE void copy_line_past_cache(void *line, const void *p) { memcpy(line, p, 64); }
+INLINE void stream_fence(void) {}
 
 #undef EACH
+#undef EACH16
+#undef EACH8
 
 #endif

@@ -33,35 +33,30 @@
 #include "../kernels/tq2_0.h"
 
 /* The only loop over blocks. */
-#define GGUFX_TYPE(name, id, values, size)                                                            \
-    _Static_assert(sizeof(block_##name) == (size), "block_" #name " is not as ggml lays it out");     \
-    static void rows_##name(const uint8_t *src, float *dst, size_t units) {                           \
-        for (; units; units--, src += (size), dst += (values)) decode_##name((const void *)src, dst); \
+#define ROWS(name, suffix, dtype, past, values, size, item)                                                            \
+    static void rows_##name##_##suffix(const uint8_t *src, void *dst, size_t units) {                                  \
+        char *y = dst;                                                                                                 \
+        for (; units; units--, src += (size), y += (values) * (item))                                                  \
+            decode_##name((const void *)src, (sink){y, dtype, past});                                                  \
     }
+#define GGUFX_TYPE(name, id, values, size)                                                                             \
+    _Static_assert(sizeof(block_##name) == (size), "block_" #name " is not as ggml lays it out");                      \
+    ROWS(name, f32, GGUFX_F32, 0, values, size, 4)                                                                     \
+    ROWS(name, f16, GGUFX_F16, 0, values, size, 2)                                                                     \
+    ROWS(name, bf16, GGUFX_BF16, 0, values, size, 2)                                                                   \
+    ROWS(name, f32_past_cache, GGUFX_F32, 1, values, size, 4)                                                          \
+    ROWS(name, f16_past_cache, GGUFX_F16, 1, values, size, 2)                                                          \
+    ROWS(name, bf16_past_cache, GGUFX_BF16, 1, values, size, 2)
 #include "../types.def"
 #undef GGUFX_TYPE
 
-/* store: whole vectors, then the rest through a vector of its own. stream: whole lines. */
-#define OUTPUT(name, item, put_vector)                                                      \
-    static void store_##name(const float *tile, void *dst, size_t n) {                      \
-        item *out = dst, rest[16];                                                          \
-        float last[16] = {0};                                                               \
-        for (; n >= 16; n -= 16, tile += 16, out += 16) put_vector(out, load_floats(tile)); \
-        if (!n) return;                                                                     \
-        memcpy(last, tile, n * sizeof *last);                                               \
-        put_vector(rest, load_floats(last));                                                \
-        memcpy(out, rest, n * sizeof *rest);                                                \
-    }                                                                                       \
-    static void stream_##name(const float *tile, void *dst, size_t n) {                     \
-        const size_t line = 64 / sizeof(item);                                              \
-        char *out = dst;                                                                    \
-        for (; n; n -= line, tile += line, out += 64) stream_line_##name(out, tile);        \
-    }
-OUTPUT(f32, float, put)
-OUTPUT(f16, uint16_t, put_halves)
-OUTPUT(bf16, uint16_t, put_bfloats)
+static void copy_past_cache(void *dst, const void *tile, size_t lines) {
+    char *out = dst;
+    const char *line = tile;
+    for (; lines; lines--, line += 64, out += 64) copy_line_past_cache(out, line);
+}
 
-static void stream_end(void) { stream_fence(); }
+static void fence(void) { stream_fence(); }
 
 #define QUOTED(x) #x
 #define NAME_OF(x) QUOTED(x)
@@ -71,11 +66,12 @@ const ggufx_path SYMBOL_OF(PATH) = {
     .name = NAME_OF(PATH),
     .decode =
         {
-#define GGUFX_TYPE(name, id, values, size) [id] = rows_##name,
+#define GGUFX_TYPE(name, id, values, size)                                                                             \
+    [id] = {{rows_##name##_f32, rows_##name##_f16, rows_##name##_bf16},                                                \
+            {rows_##name##_f32_past_cache, rows_##name##_f16_past_cache, rows_##name##_bf16_past_cache}},
 #include "../types.def"
 #undef GGUFX_TYPE
         },
-    .store = {store_f32, store_f16, store_bf16},
-    .stream = {stream_f32, stream_f16, stream_bf16},
-    .stream_end = stream_end,
+    .copy_past_cache = copy_past_cache,
+    .fence = fence,
 };
