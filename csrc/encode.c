@@ -26,7 +26,9 @@ static const ggufx_encoders *encoders_of(int path_index) {
     return &ggufx_encoders_scalar;
 }
 
-int ggufx_encodes(int type) { return type >= 0 && type < GGUFX_ENCODER_IDS && ggufx_encoders_scalar.encode[type] != NULL; }
+int ggufx_encodes(int type) {
+    return type >= 0 && type < GGUFX_ENCODER_IDS && ggufx_encoders_scalar.encode[type] != NULL;
+}
 
 int ggufx_all_finite(int path_index, const float *x, size_t n) { return encoders_of(path_index)->all_finite(x, n); }
 
@@ -83,7 +85,8 @@ size_t ggufx_encode(int path_index, int type, const float *x, const float *qw, c
         /* Lanes beyond the end repeat the first block, and their results are dropped. */
         for (size_t k = live; k < lanes; k++) xs[k] = xs[0], qws[k] = qws[0], means[k] = means[0], block[k] = spare[k];
         e->encode[type](xs, qw ? qws : NULL, means, &table, block);
-        for (size_t k = 0; k < live; k++) overflowed += overflows(block[k], u.half[0]) || overflows(block[k], u.half[1]);
+        for (size_t k = 0; k < live; k++)
+            overflowed += overflows(block[k], u.half[0]) || overflows(block[k], u.half[1]);
         x += live * (size_t)u.values;
         out += live * (size_t)u.bytes;
     }

@@ -36,9 +36,10 @@ int ggufx_encodes(int type);
 /* Whether none of n floats is NaN or infinite. */
 int ggufx_all_finite(int path, const float *x, size_t n);
 
-/* Quantizes rows of finite floats; `check`: returns SIZE_MAX if one isn't, having written some of the output. qw: the importance of each column, or NULL; types that need one must have it.
- * lattice: place, count, neighbours and words of ggufx/reference/lattice.py for the IQ1, IQ2 and IQ3 types. Returns the
- * number of blocks whose half-precision scale overflowed. The caller has checked path, type, width and sizes. */
+/* Quantizes rows of finite floats; `check`: returns SIZE_MAX if one isn't, having written some of the output. qw: the
+ * importance of each column, or NULL; types that need one must have it. lattice: place, count, neighbours and words of
+ * ggufx/reference/lattice.py for the IQ1, IQ2 and IQ3 types. Returns the number of blocks whose half-precision scale
+ * overflowed. The caller has checked path, type, width and sizes. */
 size_t ggufx_encode(int path, int type, const float *x, const float *qw, const void *const *lattice, size_t rows,
                     size_t width, int check, uint8_t *out);
 
@@ -54,8 +55,9 @@ typedef struct {
 enum { GGUFX_OK, GGUFX_SHORT, GGUFX_TOO_DEEP, GGUFX_BAD_TYPE, GGUFX_TOO_MANY };
 enum { GGUFX_TENSOR_COLUMNS = 9 };
 
-/* Each moves s->pos over what it could read. `starts` may be NULL; otherwise it takes where each element begins: strings
- * after their length, with starts[count] = end + width, so that a length is a difference; arrays at their item type. */
+/* Each moves s->pos over what it could read. `starts` may be NULL; otherwise it takes where each element begins:
+ * strings after their length, with starts[count] = end + width, so that a length is a difference; arrays at their item
+ * type. */
 uint64_t ggufx_walk_strings(ggufx_span *s, uint64_t count, uint64_t *starts);
 /* `levels`: how many arrays may still lie inside one another; `most`: elements allowed in one array. */
 int ggufx_walk_arrays(ggufx_span *s, uint64_t count, int levels, uint64_t most, uint64_t *starts);

@@ -11,7 +11,8 @@ static void encode_q1_0(const columns *in, uint8_t *const *block) {
     for (int i = 0; i < 128; i += 32) {
         ints bits = every_int(0);
         for (int j = 0; j < 32; j++)
-            bits = int_or(bits, choose_int(at_least(in->x[i + j], every(0)), shift_left(every_int(1), j), every_int(0)));
+            bits =
+                int_or(bits, choose_int(at_least(in->x[i + j], every(0)), shift_left(every_int(1), j), every_int(0)));
         put(block, 2 + (size_t)i / 8, bits, 4);
     }
 }
@@ -51,7 +52,8 @@ INLINE void put_trits(uint8_t *const *block, size_t at, const ints *q, int count
                 v = int_add(v, shift_left(v, 1));
                 if (k < per_byte) v = int_add(v, q[k * count + i + b]);
             }
-            /* (v * 256 + 242) / 243 by a reciprocal: exact for v up to 242, as test_quantize checks through the bytes. */
+            /* (v * 256 + 242) / 243 by a reciprocal: exact for v up to 242, as test_quantize checks through the bytes.
+             */
             byte[b] = shift_right(int_multiply(int_add(shift_left(v, 8), every_int(242)), every_int(17261)), 22);
         }
         put_bytes(block, at + (size_t)i, byte, 4);

@@ -30,7 +30,8 @@ INLINE ints fp4_code(floats x, const floats *number) {
 INLINE ints floor_log2(floats v) {
     const mask tiny = less(v, every(0x1p-126f));
     const ints bits = as_ints(choose(tiny, multiply(v, every(0x1p23f)), v));
-    const ints k = int_subtract(int_subtract(shift_right(bits, 23), every_int(126)), choose_int(tiny, every_int(23), every_int(0)));
+    const ints k = int_subtract(int_subtract(shift_right(bits, 23), every_int(126)),
+                                choose_int(tiny, every_int(23), every_int(0)));
     const ints steps = int_subtract(every_int(1 << 23), int_and(bits, every_int(0x7FFFFF)));
     const ints size = as_ints(magnitude(to_float(k)));
     const mask power = both(int_same(int_and(size, every_int(0x7FFFFF)), every_int(0)), int_less(every_int(0), k));
@@ -42,7 +43,8 @@ INLINE ints floor_log2(floats v) {
 static void encode_mxfp4(const columns *in, uint8_t *const *block) {
     const floats top = largest(in->x, 32);
     const mask live = more(top, every(0));
-    const ints e = choose_int(live, int_and(int_add(floor_log2(choose(live, top, every(1))), every_int(125)), every_int(255)), every_int(0));
+    const ints e = choose_int(
+        live, int_and(int_add(floor_log2(choose(live, top, every(1))), every_int(125)), every_int(255)), every_int(0));
     floats number[8];
     ints q[32];
     fp4_numbers(number, as_floats(gather((const int32_t *)e8m0_half_bits, e)));
@@ -55,7 +57,8 @@ static void encode_mxfp4(const columns *in, uint8_t *const *block) {
 INLINE ints to_ue4m3(floats v) {
     const ints bits = as_ints(smaller(v, every(448)));
     const ints exponent = int_subtract(shift_right(bits, 23), every_int(120));
-    const ints fraction = int_add(int_and(shift_right(bits, 20), every_int(7)), int_and(shift_right(bits, 19), every_int(1)));
+    const ints fraction =
+        int_add(int_and(shift_right(bits, 20), every_int(7)), int_and(shift_right(bits, 19), every_int(1)));
     ints normal = int_add(shift_left(exponent, 3), fraction);
     normal = choose_int(int_less(normal, every_int(15 << 3)), normal, every_int(0x7E)); /* all of the top exponent */
     const ints small = int_smaller(to_int(add(multiply(v, every(512)), every(0.5f))), every_int(7));

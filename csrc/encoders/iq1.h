@@ -168,8 +168,8 @@ static void encode_iq1_m(const columns *in, uint8_t *const *block) {
                 const floats wu = multiply(ws[i], every(iq1_up[l])), wd = multiply(ws[i], every(iq1_down[l]));
                 const floats xu = multiply(wu, xs[i]), xd = multiply(wd, xs[i]);
                 const floats qu = multiply(wu, every(iq1_up[l])), qd = multiply(wd, every(iq1_down[l]));
-                const iq1_sums t = {{xu, choose(early, xu, xd), choose(early, xd, xu), xd,
-                                     qu, choose(early, qu, qd), choose(early, qd, qu), qd}};
+                const iq1_sums t = {{xu, choose(early, xu, xd), choose(early, xd, xu), xd, qu, choose(early, qu, qd),
+                                     choose(early, qd, qu), qd}};
                 term[l][i] = t;
             }
         }
@@ -188,7 +188,8 @@ static void encode_iq1_m(const columns *in, uint8_t *const *block) {
         const ints kind = choose_int(less(best.scale, every(0)), int_subtract(every_int(3), best.kind), best.kind);
         kinds[j] = zero_int_where(dead, kind);
         shifts[2 * j] = choose(int_less(every_int(1), kinds[j]), every(-DELTA), every(DELTA));
-        shifts[2 * j + 1] = choose(int_same(int_and(kinds[j], every_int(1)), every_int(1)), every(-DELTA), every(DELTA));
+        shifts[2 * j + 1] =
+            choose(int_same(int_and(kinds[j], every_int(1)), every_int(1)), every(-DELTA), every(DELTA));
         ints *entry = entries + 2 * j;
         scales[j] = zero_where(dead, iq1_entries(x, w + N * j, &best, place, N, shifts + 2 * j, in->lattice, entry));
         for (int k = 0; k < 2; k++) entry[k] = zero_int_where(dead, entry[k]);
@@ -207,13 +208,15 @@ static void encode_iq1_m(const columns *in, uint8_t *const *block) {
             const ints levels = load_u16(word);
             for (int i = 0; i < 8; i++) {
                 const int at = N * j + 8 * k + i;
-                const floats q = multiply(add(to_float(int_subtract(level_of(levels, i, 2), every_int(1))), shifts[2 * j + k]), odd);
+                const floats q =
+                    multiply(add(to_float(int_subtract(level_of(levels, i, 2), every_int(1))), shifts[2 * j + k]), odd);
                 const floats wq = multiply(w[at], q);
                 sumqx = add(sumqx, multiply(wq, in->x[at]));
                 sumq2 = add(sumq2, multiply(wq, q));
             }
         }
-        const ints minus1 = shift_left(int_and(kinds[j], every_int(2)), 2), minus2 = shift_left(int_and(kinds[j], every_int(1)), 7);
+        const ints minus1 = shift_left(int_and(kinds[j], every_int(2)), 2),
+                   minus2 = shift_left(int_and(kinds[j], every_int(1)), 7);
         high[j] = int_or(shift_right(entries[2 * j], 8), shift_left(shift_right(entries[2 * j + 1], 8), 4));
         high[j] = int_or(high[j], zero_int_where(none, int_or(minus1, minus2)));
         words[j / 4] = int_or(words[j / 4], shift_left(codes[j], 3 * (j % 4)));

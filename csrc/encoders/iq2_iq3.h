@@ -5,7 +5,11 @@
 #include "lattice.h"
 
 /* Which words are found again with the best scale. */
-enum redo { REDO_OFF, /* those that weren't in the codebook */ REDO_ANY /* all, if one wasn't */, REDO_ALL /* always */ };
+enum redo {
+    REDO_OFF,
+    /* those that weren't in the codebook */ REDO_ANY /* all, if one wasn't */,
+    REDO_ALL /* always */
+};
 
 /* Magnitudes and sign bits of eight values; `even` flips the cheapest sign where the number of minus signs is odd. */
 INLINE ints split_signs(const floats *x, const floats *w, floats *v, int even) {
@@ -32,9 +36,9 @@ INLINE ints split_signs(const floats *x, const floats *w, floats *v, int even) {
 
 /* What one family member does differently. */
 typedef struct {
-    int group;        /* values with one scale */
-    int size, bits;   /* values and bits per level of a word */
-    int even;         /* seven stored signs */
+    int group;      /* values with one scale */
+    int size, bits; /* values and bits per level of a word */
+    int even;       /* seven stored signs */
     enum redo redo;
     int reach;        /* candidates on either side */
     float step, tiny; /* their distance; groups below this are zero (0: those that are zero) */
@@ -273,8 +277,10 @@ static void encode_iq3_s(const columns *in, uint8_t *const *block) {
         }
         for (int k = 0; k < 8; k++) {
             const ints bit = shift_left(shift_right(fit.word[k], 8), 8 * (j & 3) + k);
-            if (j < 4) high = int_or(high, bit);
-            else high2 = int_or(high2, bit);
+            if (j < 4)
+                high = int_or(high, bit);
+            else
+                high2 = int_or(high2, bit);
         }
     }
     const floats d = odd_scales(scales, codes, 8, 31, 15);

@@ -8,13 +8,16 @@ static const float iq4_levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1
 
 /* Halfway between neighbours, in the order of a bisection: first the one between levels 7 and 8, then those of the
  * quarters, eighths and sixteenths. Close to them ggml's differences are exact, so comparing with them is the same. */
-static const float iq4_halfway[16] = {-4.5f, -57, 45.5f, 0, -93.5f, -28.5f, 19, 79, -115.5f, -74, -42, -16, 7, 31.5f, 61, 101};
+static const float iq4_halfway[16] = {-4.5f,   -57, 45.5f, 0,   -93.5f, -28.5f, 19, 79,
+                                      -115.5f, -74, -42,   -16, 7,      31.5f,  61, 101};
 
 /* Number of the nearest level, the higher one halfway; NaN counts as high. */
 INLINE ints iq4_code(floats v) {
     const ints one = every_int(1), none = every_int(0);
     ints at = choose_int(less(v, every(iq4_halfway[0])), none, one);
-    at = int_add(int_add(at, at), choose_int(less(v, choose(int_same(at, none), every(iq4_halfway[1]), every(iq4_halfway[2]))), none, one));
+    at = int_add(
+        int_add(at, at),
+        choose_int(less(v, choose(int_same(at, none), every(iq4_halfway[1]), every(iq4_halfway[2]))), none, one));
     at = int_add(int_add(at, at), choose_int(less(v, table16(iq4_halfway, int_add(at, every_int(4)))), none, one));
     return int_add(int_add(at, at), choose_int(less(v, table16(iq4_halfway, int_add(at, every_int(8)))), none, one));
 }

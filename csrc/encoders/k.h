@@ -156,8 +156,7 @@ static void encode_q3_k(const columns *in, uint8_t *const *block) {
         half_d = half_of(fit.scale);
         for (int j = 0; j < 16; j++) six[j] = to_int(searched_code(scales[j], &fit, 32));
     } else {
-        for (int j = 0; j < 16; j += REFINED)
-            search_refined_scales(in->x + 16 * j, codes + 16 * j, scales + j, 4);
+        for (int j = 0; j < 16; j += REFINED) search_refined_scales(in->x + 16 * j, codes + 16 * j, scales + j, 4);
         const floats top = first_peak(scales, 16).value, iscale = divide(every(-32), top);
         const mask dead = same(top, every(0));
         half_d = half_of(zero_where(dead, divide(every(1), iscale)));
@@ -172,7 +171,8 @@ static void encode_q3_k(const columns *in, uint8_t *const *block) {
         packed[j] = int_or(int_and(six[j], every_int(15)), shift_left(int_and(six[j + 8], every_int(15)), 4));
     for (int j = 0; j < 4; j++) {
         packed[8 + j] = every_int(0);
-        for (int k = 0; k < 4; k++) packed[8 + j] = int_or(packed[8 + j], shift_left(shift_right(six[j + 4 * k], 4), 2 * k));
+        for (int k = 0; k < 4; k++)
+            packed[8 + j] = int_or(packed[8 + j], shift_left(shift_right(six[j + 4 * k], 4), 2 * k));
     }
     const floats d = half_value(half_d);
     for (int j = 0; j < 16; j++) {

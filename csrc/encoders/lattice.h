@@ -36,7 +36,8 @@ INLINE int first_best(const uint16_t *list, int n, const float *cost, int size, 
 }
 
 /* The losses w * (scale * q - x)^2 of every level of `size` values, one table per lane. */
-INLINE void level_costs(float *cost, const floats *x, const floats *w, floats scale, const floats *q, int size, int bits) {
+INLINE void level_costs(float *cost, const floats *x, const floats *w, floats scale, const floats *q, int size,
+                        int bits) {
     const int levels = 1 << bits, used = bits == 2 ? 3 : 8;
     for (int i = 0; i < size; i++) {
         floats c[8];

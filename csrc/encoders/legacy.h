@@ -111,7 +111,9 @@ static void encode_q8_0(const columns *in, uint8_t *const *block) {
     put_bytes(block, 2, q, 32);
 }
 
-INLINE ints signed_byte(ints v) { return int_subtract(int_xor(int_and(v, every_int(255)), every_int(128)), every_int(128)); }
+INLINE ints signed_byte(ints v) {
+    return int_subtract(int_xor(int_and(v, every_int(255)), every_int(128)), every_int(128));
+}
 
 static void encode_q8_1(const columns *in, uint8_t *const *block) {
     ints q[32], sum = every_int(0);

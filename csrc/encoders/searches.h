@@ -80,7 +80,8 @@ INLINE signed_fit search_signed_scale(const floats *x, const floats *w, int n, i
         sumlx = add(sumlx, multiply(wx[i], l));
         suml2 = add(suml2, multiply(multiply(w[i], l), l));
     }
-    signed_fit fit = {choose(differs(suml2, every(0)), divide(sumlx, suml2), every(0)), iscale, less(top.size, every(TINY))};
+    signed_fit fit = {choose(differs(suml2, every(0)), divide(sumlx, suml2), every(0)), iscale,
+                      less(top.size, every(TINY))};
     floats best = multiply(fit.scale, sumlx);
     for (int step = -9; step <= 9; step += step == -1 ? 2 : 1) {
         int next = step + 1 + (step == -1);
@@ -314,7 +315,8 @@ INLINE ints four_bytes(const ints *q) {
 INLINE void put_bytes(uint8_t *const *block, size_t at, const ints *q, int n) {
     int i = 0;
     for (; i + 16 <= n; i += 16)
-        put_rows(block, at + (size_t)i, four_bytes(q + i), four_bytes(q + i + 4), four_bytes(q + i + 8), four_bytes(q + i + 12));
+        put_rows(block, at + (size_t)i, four_bytes(q + i), four_bytes(q + i + 4), four_bytes(q + i + 8),
+                 four_bytes(q + i + 12));
     for (; i < n; i += 4) put(block, at + (size_t)i, four_bytes(q + i), 4);
 }
 
@@ -322,7 +324,8 @@ INLINE void put_bytes(uint8_t *const *block, size_t at, const ints *q, int n) {
 INLINE ints word_of_codes(const ints *q, int group, int bits) {
     ints word = q[0];
     UNROLL(32)
-    for (int k = 1; k < 32 / bits; k++) word = int_or(word, shift_left(q[k / 4 * group + k % 4], 8 * (k % 4) + bits * (k / 4)));
+    for (int k = 1; k < 32 / bits; k++)
+        word = int_or(word, shift_left(q[k / 4 * group + k % 4], 8 * (k % 4) + bits * (k / 4)));
     return word;
 }
 

@@ -82,7 +82,9 @@ static inline floats table16(const float *table, ints at) {
 typedef floats row;
 static inline row row4(const float *p) { return _mm256_broadcast_ps((const __m128 *)p); }
 static inline floats from_row4(row r, ints at) { return _mm256_permutevar_ps(r, at); }
-static inline row row8(const float *p) { return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + 4), 1); }
+static inline row row8(const float *p) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + 4), 1);
+}
 static inline floats from_row8(row r, ints at) { return _mm256_permutevar8x32_ps(r, at); }
 static inline floats least_of(floats v) {
     v = _mm256_min_ps(v, _mm256_permute2f128_ps(v, v, 1));
@@ -109,8 +111,8 @@ static inline void turn4(floats *a, floats *b, floats *c, floats *d) {
 
 static inline void store_rows4(float *p, size_t stride, floats a, floats b, floats c, floats d) {
     turn4(&a, &b, &c, &d);
-#define ROW(k, v)                                                   \
-    _mm_storeu_ps(p + (k) * stride, _mm256_castps256_ps128(v));     \
+#define ROW(k, v)                                                                                                      \
+    _mm_storeu_ps(p + (k)*stride, _mm256_castps256_ps128(v));                                                          \
     _mm_storeu_ps(p + (4 + (k)) * stride, _mm256_extractf128_ps(v, 1));
     ROW(0, a)
     ROW(1, b)
@@ -123,8 +125,8 @@ static inline void store_rows4(float *p, size_t stride, floats a, floats b, floa
 static inline void put_rows(uint8_t *const *block, size_t at, ints a, ints b, ints c, ints d) {
     floats r[4] = {as_floats(a), as_floats(b), as_floats(c), as_floats(d)};
     turn4(&r[0], &r[1], &r[2], &r[3]);
-#define ROW(k)                                                                     \
-    _mm_storeu_ps((float *)(block[k] + at), _mm256_castps256_ps128(r[k])); \
+#define ROW(k)                                                                                                         \
+    _mm_storeu_ps((float *)(block[k] + at), _mm256_castps256_ps128(r[k]));                                             \
     _mm_storeu_ps((float *)(block[4 + (k)] + at), _mm256_extractf128_ps(r[k], 1));
     ROW(0)
     ROW(1)

@@ -87,7 +87,8 @@ static inline floats least_of(floats v) {
 }
 static inline int least_int_where(mask m, ints v) { return _mm512_mask_reduce_min_epi32(m, v); }
 
-/* Four vectors turned: each 128-bit part of the results holds a, b, c, d of one lane (lanes 0, 4, 8, 12 in the first). */
+/* Four vectors turned: each 128-bit part of the results holds a, b, c, d of one lane (lanes 0, 4, 8, 12 in the first).
+ */
 static inline void turn4(floats *a, floats *b, floats *c, floats *d) {
     const floats ab0 = _mm512_unpacklo_ps(*a, *b), ab1 = _mm512_unpackhi_ps(*a, *b);
     const floats cd0 = _mm512_unpacklo_ps(*c, *d), cd1 = _mm512_unpackhi_ps(*c, *d);
@@ -99,10 +100,10 @@ static inline void turn4(floats *a, floats *b, floats *c, floats *d) {
 
 static inline void store_rows4(float *p, size_t stride, floats a, floats b, floats c, floats d) {
     turn4(&a, &b, &c, &d);
-#define PART(k)                                                          \
-    _mm_storeu_ps(p + (4 * (k)) * stride, _mm512_extractf32x4_ps(a, k));     \
-    _mm_storeu_ps(p + (4 * (k) + 1) * stride, _mm512_extractf32x4_ps(b, k)); \
-    _mm_storeu_ps(p + (4 * (k) + 2) * stride, _mm512_extractf32x4_ps(c, k)); \
+#define PART(k)                                                                                                        \
+    _mm_storeu_ps(p + (4 * (k)) * stride, _mm512_extractf32x4_ps(a, k));                                               \
+    _mm_storeu_ps(p + (4 * (k) + 1) * stride, _mm512_extractf32x4_ps(b, k));                                           \
+    _mm_storeu_ps(p + (4 * (k) + 2) * stride, _mm512_extractf32x4_ps(c, k));                                           \
     _mm_storeu_ps(p + (4 * (k) + 3) * stride, _mm512_extractf32x4_ps(d, k));
     PART(0)
     PART(1)
@@ -115,10 +116,10 @@ static inline void store_rows4(float *p, size_t stride, floats a, floats b, floa
 static inline void put_rows(uint8_t *const *block, size_t at, ints a, ints b, ints c, ints d) {
     floats r[4] = {as_floats(a), as_floats(b), as_floats(c), as_floats(d)};
     turn4(&r[0], &r[1], &r[2], &r[3]);
-#define PART(k)                                                                                      \
-    _mm_storeu_ps((float *)(block[4 * (k)] + at), _mm512_extractf32x4_ps(r[0], k));     \
-    _mm_storeu_ps((float *)(block[4 * (k) + 1] + at), _mm512_extractf32x4_ps(r[1], k)); \
-    _mm_storeu_ps((float *)(block[4 * (k) + 2] + at), _mm512_extractf32x4_ps(r[2], k)); \
+#define PART(k)                                                                                                        \
+    _mm_storeu_ps((float *)(block[4 * (k)] + at), _mm512_extractf32x4_ps(r[0], k));                                    \
+    _mm_storeu_ps((float *)(block[4 * (k) + 1] + at), _mm512_extractf32x4_ps(r[1], k));                                \
+    _mm_storeu_ps((float *)(block[4 * (k) + 2] + at), _mm512_extractf32x4_ps(r[2], k));                                \
     _mm_storeu_ps((float *)(block[4 * (k) + 3] + at), _mm512_extractf32x4_ps(r[3], k));
     PART(0)
     PART(1)

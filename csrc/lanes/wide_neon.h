@@ -80,9 +80,7 @@ static inline floats nearest(floats v) {
     const ints bits = int_or(int_and(sum, every_int(0x7FFFFF)), every_int(0x4B000000));
     return subtract(as_floats(bits), every(12582912.0f));
 }
-static inline ints half_of(floats v) {
-    return vreinterpretq_s32_u32(vmovl_u16(vreinterpret_u16_f16(vcvt_f16_f32(v))));
-}
+static inline ints half_of(floats v) { return vreinterpretq_s32_u32(vmovl_u16(vreinterpret_u16_f16(vcvt_f16_f32(v)))); }
 static inline floats half_value(ints h) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(vreinterpretq_u32_s32(h))));
 }

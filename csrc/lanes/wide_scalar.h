@@ -110,7 +110,9 @@ static inline void put_rows(uint8_t *const *block, size_t at, ints a, ints b, in
 }
 
 /* x[i] holds from[lane][i] of all lanes; n is a multiple of 16. */
-static inline void load_columns(floats *x, const float *const *from, int n) { memcpy(x, from[0], (size_t)n * sizeof *x); }
+static inline void load_columns(floats *x, const float *const *from, int n) {
+    memcpy(x, from[0], (size_t)n * sizeof *x);
+}
 
 static inline int all_finite(const float *x, size_t n) {
     uint32_t bad = 0;

@@ -4,7 +4,8 @@
 #if GGUFX_X86
 #include <immintrin.h>
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2,f16c,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2,f16c,avx512f,avx512bw,avx512dq,avx512vl"))),         \
+                             apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,bmi,bmi2,f16c,avx512f,avx512bw,avx512dq,avx512vl")

@@ -8,14 +8,14 @@
 #include "../encoders/k.h"
 #include "../encoders/legacy.h"
 
-#define GGUFX_ENCODER(name, id, values, bytes, half1, half2)                                                \
-    static void blocks_##name(const float *const *x, const float *const *qw, const float *row_mean,         \
-                              const ggufx_lattice *lattice, uint8_t *const *block) {                        \
-        floats columns_x[values], columns_qw[values];                                                       \
-        load_columns(columns_x, x, values);                                                                 \
-        if (qw) load_columns(columns_qw, qw, values);                                                       \
-        const columns in = {columns_x, qw ? columns_qw : NULL, load_floats(row_mean), lattice};             \
-        encode_##name(&in, block);                                                                          \
+#define GGUFX_ENCODER(name, id, values, bytes, half1, half2)                                                           \
+    static void blocks_##name(const float *const *x, const float *const *qw, const float *row_mean,                    \
+                              const ggufx_lattice *lattice, uint8_t *const *block) {                                   \
+        floats columns_x[values], columns_qw[values];                                                                  \
+        load_columns(columns_x, x, values);                                                                            \
+        if (qw) load_columns(columns_qw, qw, values);                                                                  \
+        const columns in = {columns_x, qw ? columns_qw : NULL, load_floats(row_mean), lattice};                        \
+        encode_##name(&in, block);                                                                                     \
     }
 #include "../encoders.def"
 #undef GGUFX_ENCODER
