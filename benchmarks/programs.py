@@ -67,6 +67,7 @@ def once():
     for tensor in reader.tensors:
         decode(tensor.data, tensor.tensor_type)
 """
+NEWER = MODEL.replace("DTYPE", "torch.float32").replace("gemma3 import modeling_gemma3", "lfm2 import modeling_lfm2")
 BODIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "transformers: model, float32": ("model", MODEL.replace("DTYPE", "torch.float32"), ("patched", "direct")),
     "transformers: model, bfloat16": ("model", MODEL.replace("DTYPE", "torch.bfloat16"), ("patched", "direct")),
@@ -95,6 +96,7 @@ def once():
 """,
         ("patched",),
     ),
+    "transformers' newer loader: LFM2 of 0.5 G weights as Q4_K, float32": ("lfm2", NEWER, ("patched",)),
     "GGUFReader": ("model", "from gguf import GGUFReader\ndef once():\n    return GGUFReader(path)\n", ("patched",)),
     "dequantize, every tensor of the real model": ("model", DECODE, ("patched",)),
     "dequantize, 2 GiB of Q4_K": ("blocks", DECODE, ("patched",)),
@@ -122,6 +124,46 @@ def make(path: Path, gibibytes: float) -> None:
         w.set("general.architecture", "llama")
         for i in range(count):
             w.add(f"blk.{i}.ffn_up.weight", blocks.reshape(rows, -1), shape=(rows, width), qtype="Q4_K")
+
+
+def make_lfm2(path: Path) -> None:
+    """Write a model of an architecture that transformers' newer loader takes: random weights of eight layers."""
+    width, inner, layers, words = 2048, 8192, 8, 32000
+    rng = np.random.default_rng(0)
+
+    def blocks(rows: int, columns: int) -> np.ndarray:
+        raw = rng.integers(0, 256, (rows * columns // 256, 144), np.uint8)
+        raw[:, :4] = np.array([0.001, 0.002], np.float16).view(np.uint8)
+        return raw.reshape(rows, -1)
+
+    with Writer(path, sync=False) as w:
+        w.set("general.architecture", "lfm2")
+        for key, value in {
+            "context_length": 4096, "embedding_length": width, "feed_forward_length": inner, "block_count": layers,
+            "attention.head_count": 32, "shortconv.l_cache": 3,
+        }.items():  # fmt: skip
+            w.set(f"lfm2.{key}", value)
+        w.set("lfm2.attention.head_count_kv", [8 if i % 4 == 2 else 0 for i in range(layers)], "int32")
+        w.set("lfm2.attention.layer_norm_rms_epsilon", 1e-5)
+        w.set("lfm2.rope.freq_base", 1e6)
+        w.set("tokenizer.ggml.tokens", [f"word{i}" for i in range(words)])
+        shapes = {"token_embd": (words, width)}
+        norms = {"token_embd_norm": width}
+        for i in range(layers):
+            if i % 4 == 2:
+                mixer = {"attn_q": (width, width), "attn_k": (width // 4, width), "attn_v": (width // 4, width),
+                         "attn_output": (width, width)}  # fmt: skip
+                norms |= {f"blk.{i}.attn_q_norm": 64, f"blk.{i}.attn_k_norm": 64}
+            else:
+                mixer = {"shortconv.in_proj": (3 * width, width), "shortconv.out_proj": (width, width)}
+                w.add(f"blk.{i}.shortconv.conv.weight", rng.standard_normal((width, 3), np.float32))
+            mixer |= {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
+            shapes |= {f"blk.{i}.{name}": shape for name, shape in mixer.items()}
+            norms |= {f"blk.{i}.attn_norm": width, f"blk.{i}.ffn_norm": width}
+        for name, shape in shapes.items():
+            w.add(f"{name}.weight", blocks(*shape), shape=shape, qtype="Q4_K")
+        for name, size in norms.items():
+            w.add(f"{name}.weight", np.ones(size, np.float32))
 
 
 def run(code: str, path: Path, way: str, runs: int) -> dict[str, Any]:
@@ -161,13 +203,15 @@ def main() -> int:
         print(rows[-1], flush=True)
 
     with tempfile.TemporaryDirectory(prefix="ggufx-programs-") as folder:
-        made = Path(folder) / "model.gguf"
+        made, lfm2 = Path(folder) / "model.gguf", Path(folder) / "lfm2.gguf"
         for name, (kind, body, ways) in BODIES.items():
             if not any(part in name for part in picked) or (kind == "model" and arguments.model is None):
                 continue
             if kind == "blocks" and not made.exists():
                 make(made, arguments.gib)
-            path = made if kind == "blocks" else arguments.model.resolve()
+            if kind == "lfm2":
+                make_lfm2(lfm2)
+            path = {"blocks": made, "lfm2": lfm2}.get(kind) or arguments.model.resolve()
             note(name, "s", [run(HEAD + body + TIMED, path, w, 1 if w == "plain" else 5) for w in ("plain", *ways)])
         if arguments.model is not None:
             model = arguments.model.resolve()

@@ -194,6 +194,56 @@ def test_transformers_own_decoders():
     assert int(QType.Q5_0) not in dequant.GGML_BLOCK
 
 
+def test_transformers_newer_loader(tmp_path):
+    """A model of an architecture that the newer loader takes: patched, and through load()."""
+    transformers = pytest.importorskip("transformers")
+    from ggufx import compat
+    from ggufx.integrations.transformers import load
+
+    rng = np.random.default_rng(0)
+    width, inner = 256, 512
+    shapes = {"token_embd": (64, width)}
+    norms = {"token_embd_norm": width, "blk.1.attn_q_norm": 64, "blk.1.attn_k_norm": 64}
+    for i in range(3):
+        shapes |= {f"blk.{i}.ffn_{name}": (inner, width) for name in ("gate", "up")}
+        shapes |= {f"blk.{i}.ffn_down": (width, inner)}
+        norms |= {f"blk.{i}.attn_norm": width, f"blk.{i}.ffn_norm": width}
+        if i == 1:
+            shapes |= {f"blk.1.attn_{name}": (rows, width) for name, rows in zip("qkv", (256, 128, 128), strict=True)}
+            shapes |= {"blk.1.attn_output": (width, width)}
+        else:
+            shapes |= {f"blk.{i}.shortconv.in_proj": (3 * width, width), f"blk.{i}.shortconv.out_proj": (width, width)}
+    with ggufx.Writer(tmp_path / "lfm2.gguf") as w:
+        w.set("general.architecture", "lfm2")
+        numbers = {
+            "context_length": 64, "embedding_length": width, "feed_forward_length": inner, "block_count": 3,
+            "attention.head_count": 4, "shortconv.l_cache": 3,
+        }  # fmt: skip
+        for key, value in numbers.items():
+            w.set(f"lfm2.{key}", value)
+        w.set("lfm2.attention.head_count_kv", [0, 2, 0], "int32")
+        w.set("lfm2.attention.layer_norm_rms_epsilon", 1e-5)
+        w.set("lfm2.rope.freq_base", 1e6)
+        w.set("tokenizer.ggml.tokens", [f"word{i}" for i in range(64)])
+        for (name, shape), qtype in zip(shapes.items(), ["Q4_K", "Q6_K", "IQ4_XS", "Q8_0"] * 9, strict=False):
+            w.add(f"{name}.weight", rng.standard_normal(shape, np.float32), qtype=qtype)
+        for name, size in norms.items():
+            w.add(f"{name}.weight", rng.standard_normal(size, np.float32))
+        for i in (0, 2):
+            w.add(f"blk.{i}.shortconv.conv.weight", rng.standard_normal((width, 3), np.float32))
+
+    def loaded() -> dict[str, torch.Tensor]:
+        auto = transformers.AutoModelForCausalLM
+        return auto.from_pretrained(tmp_path, gguf_file="lfm2.gguf").state_dict()
+
+    want = loaded()
+    with compat.patched():
+        patched = loaded()
+    for got in (patched, load(tmp_path / "lfm2.gguf").state_dict()):
+        assert got.keys() == want.keys()
+        assert all(torch.equal(value, want[key]) for key, value in got.items())
+
+
 DIFFUSERS = """
 import hashlib, sys, torch
 from diffusers.models.model_loading_utils import load_gguf_checkpoint
