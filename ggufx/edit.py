@@ -99,13 +99,13 @@ def edit(
         fields = {key: stored(f.metadata, key)[1] for key in f.metadata}
         _apply(fields, f, layout, set or {}, delete, rename or {}, types or {})
         header = _header(f, layout, fields)
-        if output is not None or len(header) != f.data_offset:
+        if output is not None or len(header) != min(f.data_offset, f.size):
             target = source if output is None else os.fspath(output)
             if output is not None:
                 refuse_inputs(target, [source])
             return _copied(f, header, target, sync=sync)
         with open(source, "rb") as old:
-            before = old.read(f.data_offset)
+            before = old.read(len(header))
     first = next((i for i, (a, b) in enumerate(zip(before, header, strict=True)) if a != b), None)
     if first is None:
         return Edited(source, True, 0)
@@ -191,7 +191,8 @@ def _header(f: GGUFFile, layout: Layout, fields: Mapping[str, Encoded]) -> bytes
         for dim in t.ggml_shape:
             out += layout.length(dim)
         out += layout.u32(t.qtype) + layout.u64(t.offset - f.data_offset)
-    out += bytes(-len(out) % f.alignment)
+    if f.size >= f.data_offset:  # without tensors a file may end where its metadata ends
+        out += bytes(-len(out) % f.alignment)
     return bytes(out)
 
 

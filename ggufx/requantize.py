@@ -173,7 +173,7 @@ class Report:
             reasons = ", ".join(f"{n} {reason}" for reason, n in kept.items())
             lines.append(f"{100 * values / self.size:.2f}% of the weights stay as they are ({reasons})")
         if self.fallbacks:
-            lines.append(_fallback_note(self.fallbacks))
+            lines += [_fallback_note(self.fallbacks), *_fallback_lines(self.fallbacks)]
         if self.requantized:
             lines.append(_requantize_note(self.requantized))
         return lines
@@ -185,6 +185,21 @@ def _name(qtype: QType | int) -> str:
 
 def _is_packed(qtype: QType | int) -> bool:
     return isinstance(qtype, QType) and qtype.is_quantized
+
+
+def _fallback_lines(fallbacks: Sequence[Choice]) -> list[str]:
+    """One line for each kind of tensor that falls back: which, how wide, to what, how many."""
+    kinds: dict[tuple[str, int, str], list[Choice]] = {}
+    for c in fallbacks:
+        part = _ANY_BLOCK.sub("blk.*.", c.name, 1)
+        kinds.setdefault((part, c.shape[-1], f"{_name(c.wanted or 0)} -> {_name(c.qtype)}"), []).append(c)
+    lines = []
+    for (part, width, pair), group in kinds.items():
+        qtype, wanted = QType(group[0].qtype), QType(group[0].wanted or 0)
+        extra = qtype.bits_per_weight - wanted.bits_per_weight
+        tensors = f"{len(group)} tensors" if len(group) > 1 else "1 tensor"
+        lines.append(f"  {part}: rows of {width}, {pair} ({extra:+.2f} bits per weight), {tensors}")
+    return lines
 
 
 def _fallback_note(fallbacks: Sequence[Choice]) -> str:

@@ -335,7 +335,10 @@ class Writer:
         return files
 
     def _file(self, path: str, fields: Mapping[str, Encoded], entries: Sequence[Entry]) -> PlannedFile:
-        return PlannedFile(path, header_bytes(self.layout, fields, entries, self.alignment), entries)
+        # A file of metadata alone ends with it, as gguf writes vocabularies; a shard without tensors is padded, as
+        # llama-gguf-split writes it.
+        pad = bool(entries) or "split.count" in fields
+        return PlannedFile(path, header_bytes(self.layout, fields, entries, self.alignment, pad=pad), entries)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ from ggufx.edit import edit, undo_unfinished
 from ggufx.splitting import convert_endian, merge, split
 from ggufx.writer import Writer, write
 
+gguf = pytest.importorskip("gguf")
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
@@ -138,6 +140,28 @@ def test_nothing_to_change(model: Path) -> None:
     before = model.read_bytes()
     assert edit(model, set={"flag": True}) == (str(model), True, 0)
     assert model.read_bytes() == before
+
+
+def test_a_vocabulary_without_tensors_ends_where_it_ends(tmp_path: Path) -> None:
+    path = tmp_path / "vocab.gguf"
+    w = gguf.GGUFWriter(path, "llama")
+    w.add_token_list([b"a", b"bcd"])
+    w.add_name("some name")
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.close()
+    assert path.stat().st_size % 32
+    assert copy_of(path, tmp_path / "copy.gguf").read_bytes() == path.read_bytes()
+    size = path.stat().st_size
+    assert edit(path, set={"general.name": "SOME NAME"}).in_place
+    assert path.stat().st_size == size
+    assert not edit(path, set={"general.name": "a longer name"}).in_place
+    assert path.stat().st_size == size + 4
+    with ggufx.open(path) as f:
+        assert (f.metadata["general.name"], list(f.metadata["tokenizer.ggml.tokens"])) == (
+            "a longer name",
+            ["a", "bcd"],
+        )
 
 
 def test_odd_layouts_survive_a_copy(tmp_path: Path) -> None:

@@ -256,6 +256,7 @@ def test_fallbacks_are_told_with_their_bits(tmp_path: Path) -> None:
     with pytest.warns(GGUFWarning, match=r"fall back.*\d\.\d\d bits per weight there"):
         report = requantize(source, tmp_path / "out.gguf", "Q4_K_M", sync=False)
     assert len(report.fallbacks) == 7 * LAYERS + 1
+    assert "  blk.*.attn_q.weight: rows of 288, Q4_K -> Q5_0 (+1.00 bits per weight), 4 tensors" in report.notes()
     assert contents(tmp_path / "out.gguf") == expected(source, "Q4_K_M")
 
 

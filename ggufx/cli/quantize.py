@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
             why = f"  ({c.kept})" if c.kept else f"  (instead of {c.wanted.name})" if c.wanted is not None else ""
             print(f"{printable(c.name)}  {'x'.join(map(str, c.shape))}  {old} -> {new}{why}")
     for note in report.notes():
-        print(note)
+        print(printable(note))
     if report.error is not None:
         print(f"sum of the tensors' relative errors, estimated on a sample: {report.error:.4g}")
     if missing := [c for c in report.choices if c.needs_imatrix and c.qtype != c.source and not arguments.imatrix]:
