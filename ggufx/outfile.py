@@ -117,11 +117,6 @@ class OutputFile:
             self.write(bytes(step))
             missing -= step
 
-    def flush_some(self) -> None:
-        """Start writing out what is there, so that the last wait is short."""
-        if self.sync:
-            os.fdatasync(self._fd) if hasattr(os, "fdatasync") else os.fsync(self._fd)
-
     def finish(self, expected: int) -> None:
         """Check the size and wait for the disk; the file can be published then.
 
