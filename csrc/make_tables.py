@@ -61,7 +61,8 @@ def _codes(c: Any) -> list[tuple[str, npt.NDArray[np.generic], str]]:
             pair = [*(eighths + 1), 0, *(eighths - 1), 0]
             levels.append(("iq1_levels", _levels(pair), "8 * (value + offset); code, 4 for the negative offset"))
         elif len(values) == 8:
-            levels.append((f"{family}_levels", _levels([*values, *-values.astype(int)]), "code, 8 for a minus -> value"))
+            pair = [*values, *-values.astype(int)]
+            levels.append((f"{family}_levels", _levels(pair), "code, 8 for a minus -> value"))
         elif name == "iq2xxs_grid":
             pair = [*values, 0, *-values.astype(int), 0]
             levels.append(("iq2_levels", _levels(pair), "code, 4 for a minus -> value"))

@@ -112,7 +112,7 @@ static inline void turn4(floats *a, floats *b, floats *c, floats *d) {
 static inline void store_rows4(float *p, size_t stride, floats a, floats b, floats c, floats d) {
     turn4(&a, &b, &c, &d);
 #define ROW(k, v)                                                                                                      \
-    _mm_storeu_ps(p + (k)*stride, _mm256_castps256_ps128(v));                                                          \
+    _mm_storeu_ps(p + (k) * stride, _mm256_castps256_ps128(v));                                                        \
     _mm_storeu_ps(p + (4 + (k)) * stride, _mm256_extractf128_ps(v, 1));
     ROW(0, a)
     ROW(1, b)
