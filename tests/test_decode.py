@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -25,39 +26,14 @@ import numpy as np
 import pytest
 from guard import GuardedMemory
 from oracle import BLOCK_TYPES, INTEGER_TYPES, assert_same_bits, make_blocks, round_to
+from samples import STORED, sample, specified
 
 import ggufx
 from ggufx import GGUFError, QType, _dispatch, dequantize
 from ggufx import decode as decoding
 from ggufx import threads as threading_rules
-from ggufx.reference import decode as reference
 
-STORED = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(np.uint16)}
 PLAIN = [QType.F32, QType.F16, QType.BF16]
-
-
-def specified(blocks: np.ndarray, qtype: QType, dtype: str) -> np.ndarray:
-    """Decode by the reference: (blocks, values per block)."""
-    out = np.empty((len(blocks), qtype.block_size), STORED[dtype])
-    reference.decode(blocks.reshape(-1), qtype, dtype, out.reshape(-1))
-    return out
-
-
-@functools.lru_cache(maxsize=1)
-def sample(qtype: QType, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """Blocks that reach the corners of a type, and what they decode to."""
-    rng = np.random.default_rng(int(qtype))
-    if qtype in (QType.F16, QType.BF16):
-        blocks = np.arange(1 << 16, dtype="<u2").view(np.uint8).reshape(-1, 2)
-    elif qtype.is_quantized:
-        blocks = make_blocks(qtype, rng, 77)
-    else:
-        special = [0.0, -0.0, 1e-45, 1e-39, -1e-40, 65504, 65519.996, 65520, 3.4e38, np.inf, -np.inf, np.nan]
-        whole = np.array(special, f"<f{qtype.block_bytes}").view(np.uint8).reshape(-1, qtype.block_bytes)
-        ordinary = rng.standard_normal(2000) * 10.0 ** rng.integers(-45, 38, 2000)
-        ordinary = ordinary.astype(f"<f{qtype.block_bytes}").view(np.uint8).reshape(-1, qtype.block_bytes)
-        blocks = np.concatenate([make_blocks(qtype, rng, 2000), ordinary, whole])
-    return blocks, specified(blocks, qtype, dtype)
 
 
 @functools.lru_cache(maxsize=1)
@@ -132,6 +108,27 @@ def test_streamed_bits(decodable, dtype, path):
         dequantize(src, decodable, path=path, out=out, dtype=dtype, threads=threads)
         assert_same(out, want.reshape(-1), f"{threads} threads, out {out_at} bytes past a line")
         assert_frame_intact(want.nbytes, out_at)
+
+
+def test_only_large_outputs_pass_the_cache(monkeypatch):
+    """Those of 4 MiB, which begin on a line where dequantize makes them."""
+    if _dispatch.native is None:
+        pytest.skip("numpy never writes past the cache")
+    streamed: list[object] = []
+
+    def decode(*arguments: object) -> None:
+        streamed.append(arguments[-1])
+
+    monkeypatch.setattr(_dispatch, "native", types.SimpleNamespace(decodes=lambda _: True, decode=decode))
+    for dtype, item in (("float32", 4), ("float16", 2), ("bfloat16", 2)):
+        least = (4 << 20) // item // 32
+        for blocks, past_cache in ((least - 1, False), (least, True)):
+            for order in ("little", "big"):
+                streamed.clear()
+                src = np.zeros((blocks, 18), np.uint8)
+                made = [dequantize(src, QType.Q4_0, dtype=dtype, threads=1, byteorder=order) for _ in range(3)]
+                assert set(streamed) == {past_cache}
+                assert not past_cache or all(out.ctypes.data % 64 == 0 for out in made)
 
 
 def test_numpy_is_the_same_in_large(dtype):
@@ -674,6 +671,7 @@ def test_cpus_are_the_least_of_affinity_and_quota(files, cpus, monkeypatch, tmp_
 
 
 def system_threads() -> int:
+    """Count the threads the system knows, which may learn of an end a moment after Python."""
     return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()
 
 
@@ -705,6 +703,9 @@ def test_threads_end_with_the_call(started):
         dequantize(blocks, QType.Q4_K, threads=threads)
         assert len(started) == threads - 1  # the caller's works too
         assert not any(thread.is_alive() for thread in started)
+        deadline = time.monotonic() + 10
+        while system_threads() > before and time.monotonic() < deadline:
+            time.sleep(0.001)
         assert system_threads() == before
 
 
