@@ -31,7 +31,13 @@ def blocks_of(qtype: QType) -> np.ndarray:
     special = [0.0, -0.0, 1e-45, 1e-39, -1e-40, 65504, 65519.996, 65520, 3.4e38, np.inf, -np.inf, np.nan]
     ordinary = rng.standard_normal(2000) * 10.0 ** rng.integers(-45, 38, 2000)
     numbers = np.concatenate([ordinary, special]).astype(stored).view(np.uint8).reshape(-1, stored.itemsize)
-    return np.concatenate([make_blocks(qtype, rng, 2000), numbers])
+    # Halfway between neighbours in bfloat16, and in float16, with the numbers next to them.
+    ties = rng.integers(0, 1 << 32, (2, 500), np.uint64).astype(np.uint32) & 0xFFFF0000 | 0x8000
+    ties[1] = (rng.integers(0, 1 << 15, 500, np.uint32) << 13) + 0x38001000
+    near = (ties[..., None] + np.array([-1, 0, 1])).astype("<u4").view("<f4").reshape(-1)
+    with np.errstate(all="ignore"):
+        near = near.astype(stored).view(np.uint8).reshape(-1, stored.itemsize)
+    return np.concatenate([make_blocks(qtype, rng, 2000), numbers, near])
 
 
 @functools.lru_cache(maxsize=1)

@@ -157,8 +157,8 @@ def test_tails_of_plain_numbers(qtype, dtype, path, monkeypatch):
 def test_nothing_beyond_either_end_is_touched(decodable, dtype, path, guarded, monkeypatch, stream, side):
     monkeypatch.setattr(decoding, "STREAM_BYTES", 1 if stream else 1 << 40)
     blocks, values = sample(decodable, dtype)
-    sources: GuardedMemory = guarded(1 << 15)
-    targets: GuardedMemory = guarded(1 << 15)
+    sources: GuardedMemory = guarded(1 << 16)
+    targets: GuardedMemory = guarded(1 << 16)
     for count in (1, 3, 13, 7000 // decodable.block_size | 1):
         source, want = blocks[-count:], values[-count:]
         src = getattr(sources, side)(source.size).reshape(source.shape)
