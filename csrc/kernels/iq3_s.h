@@ -10,16 +10,18 @@ typedef struct {
 
 INLINE void decode_iq3_s(const block_iq3_s *b, sink y) {
     const float d = half_at(y, b->d);
+    const uint32_t scales = u32_at(b->scales);
     for (int k = 0; k < 8; k++) {
         const uint8_t *const s = b->signs + 4 * k;
-        const unsigned scale = b->scales[k / 2] >> k % 2 * 4 & 15;
         const uint64_t i = four_of_nine_bits(u32_at(b->qs + 8 * k), b->qh[k]);
         const uint64_t j = four_of_nine_bits(u32_at(b->qs + 8 * k + 4), b->qh[k] >> 4);
         const bytes codes =
-            join4(iq3s_codes[i & 511], iq3s_codes[i >> 16 & 511], iq3s_codes[i >> 32 & 511], iq3s_codes[i >> 48],
-                  iq3s_codes[j & 511], iq3s_codes[j >> 16 & 511], iq3s_codes[j >> 32 & 511], iq3s_codes[j >> 48]);
+            join4(iq3s_codes[(uint16_t)i], iq3s_codes[(uint16_t)(i >> 16)], iq3s_codes[(uint16_t)(i >> 32)],
+                  iq3s_codes[i >> 48], iq3s_codes[(uint16_t)j], iq3s_codes[(uint16_t)(j >> 16)],
+                  iq3s_codes[(uint16_t)(j >> 32)], iq3s_codes[j >> 48]);
         const bytes signs = join8(iq3_sign_bits[s[0]], iq3_sign_bits[s[1]], iq3_sign_bits[s[2]], iq3_sign_bits[s[3]]);
-        put_scaled(y, 32 * k, scaled_levels(y, iq3s_levels, d * (float)(1 + 2 * scale)), either(codes, signs));
+        put_scaled(y, 32 * k, scaled_levels(y, iq3s_levels, d * (float)(2 * (scales >> 4 * k & 15) + 1)),
+                   either(codes, signs));
     }
 }
 
