@@ -15,8 +15,8 @@ import tempfile
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = ["ObjectSource", "RemoteOpener", "RemoteSource"]
+
+T = TypeVar("T")
 
 # One request's bytes at most, and requests at a time: object stores give one connection some 50 to 100 MB/s.
 PART_BYTES = 8 << 20
@@ -53,6 +55,43 @@ def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             found.append((start, stop))
     return found
+
+
+class _WrongLength(Exception):
+    """An answer of another length than was asked for: the length."""
+
+
+def persistently(call: Callable[[], T], label: str, what: str) -> T:
+    """Call until it succeeds, up to TRIES times; what fails comes out without the words of the network library.
+
+    Raises
+    ------
+    FileNotFoundError, PermissionError
+        At once, if the server says so.
+    OSError
+        If every attempt failed.
+    """
+    failure: Exception = OSError(f"{label}: {what}")
+    for attempt in range(TRIES):
+        if attempt:
+            time.sleep(PAUSE * attempt)
+        try:
+            return call()
+        except _WrongLength as error:
+            failure = error
+        except Exception as error:  # each file system has errors of its own, and their texts may hold secrets
+            # fsspec calls every failure of an HTTP server's first answer a missing file; the cause tells.
+            why = error.__cause__ or error if isinstance(error, FileNotFoundError) else error
+            status = getattr(why, "status", None)
+            for kind, code, statuses in (
+                (FileNotFoundError, errno.ENOENT, (404, 410)),
+                (PermissionError, errno.EACCES, (401, 403)),
+            ):
+                if isinstance(why, kind) or status in statuses:
+                    raise kind(code, os.strerror(code), label) from None
+            named = type(why).__name__ + (f", status {status}" if isinstance(status, int) else "")
+            failure = OSError(f"{label}: {what} failed {attempt + 1} times, the last time with {named}")
+    raise failure from None
 
 
 class RemoteSource(PieceSource):
@@ -91,29 +130,22 @@ class RemoteSource(PieceSource):
         return found
 
     def _fetch(self, start: int, stop: int) -> bytes:
-        what = f"{self.label}: reading bytes {start} to {stop}"
-        failure: OSError | GGUFError = OSError(what)
-        for attempt in range(TRIES):
-            if attempt:
-                time.sleep(PAUSE * attempt)
-            try:
-                answer: bytes = self._system.cat_file(self._path, start=start, end=stop)
-            except FileNotFoundError:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.label) from None
-            except PermissionError:
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self.label) from None
-            except Exception as error:  # each file system has errors of its own, and their texts may hold secrets
-                status = getattr(error, "status", None)
-                why = type(error).__name__ + (f", status {status}" if isinstance(status, int) else "")
-                failure = OSError(f"{what} failed {attempt + 1} times, the last time with {why}")
-                continue
-            if len(answer) == stop - start:
-                return answer
-            failure = GGUFError(
-                f"{what} gave {len(answer)} bytes instead of {stop - start}: the connection broke, the file changed, "
-                "or the server ignores ranges (download=True fetches the whole file first)"
+        what = f"reading bytes {start} to {stop}"
+
+        def answer() -> bytes:
+            found: bytes = self._system.cat_file(self._path, start=start, end=stop)
+            if len(found) != stop - start:
+                raise _WrongLength(len(found))
+            return found
+
+        try:
+            return persistently(answer, self.label, what)
+        except _WrongLength as error:
+            message = (
+                f"{self.label}: {what} gave {error} bytes instead of {stop - start}: the connection broke, the file "
+                "changed, or the server ignores ranges (download=True fetches the whole file first)"
             )
-        raise failure from None
+        raise GGUFError(message)
 
     def close(self) -> None:
         """Forget the header; connections belong to fsspec."""
@@ -176,7 +208,7 @@ class RemoteOpener:
         if self._download:
             return self._downloaded(path, label)
         size = self._size(path, label)
-        if size is None or not self._has_ranges(path, size):
+        if size is None or not self._has_ranges(path, label, size):
             lack = "doesn't say how large the file is" if size is None else "can't send parts of a file (no ranges)"
             raise GGUFError(f"{label}: the server {lack}; download=True fetches the whole file first")
         if size == 0:
@@ -189,40 +221,32 @@ class RemoteOpener:
         return MapSource(path, label, private=self._mode == "c")
 
     def _size(self, path: str, label: str) -> int | None:
-        try:
-            info = self._system.info(path)
-        except FileNotFoundError:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), label) from None
-        except PermissionError:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), label) from None
-        except Exception as error:
-            raise OSError(f"{label}: asking for the file's size failed with {type(error).__name__}") from None
+        info = persistently(lambda: self._system.info(path), label, "asking for the file's size")
         if info.get("type") == "directory":
             raise GGUFError(f"{label}: is a directory, a GGUF file was expected")
         size = info.get("size")
         return size if isinstance(size, int) else None
 
-    def _has_ranges(self, path: str, size: int) -> bool:
+    def _has_ranges(self, path: str, label: str, size: int) -> bool:
         """Ask an HTTP server for its second byte: one without ranges would otherwise send everything, each time."""
         if not self._protocols & {"http", "https"}:
             return True
-        try:
-            with self._system.open(path, "rb", cache_type="none", block_size=1 << 12, size=size) as file:
-                file.seek(1)
-                return len(file.read(1)) == 1
-        except ValueError:
-            return False
+
+        def second_byte() -> bool:
+            try:
+                with self._system.open(path, "rb", cache_type="none", block_size=1 << 12, size=size) as file:
+                    file.seek(1)
+                    return len(file.read(1)) == 1
+            except ValueError:
+                return False
+
+        return persistently(second_byte, label, "asking for a part of the file")
 
     def _downloaded(self, path: str, label: str) -> Source:
         handle, name = tempfile.mkstemp(suffix=".gguf")
         os.close(handle)
         try:
-            try:
-                self._system.get_file(path, name)
-            except FileNotFoundError:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), label) from None
-            except Exception as error:
-                raise OSError(f"{label}: downloading it failed with {type(error).__name__}") from None
+            persistently(lambda: self._system.get_file(path, name), label, "downloading it")
             return self._local(name, label)
         finally:
             os.unlink(name)  # the open map or descriptor keeps the bytes

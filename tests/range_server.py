@@ -18,8 +18,10 @@ class RangeServer:
         Bytes of all bodies.
     ranges, sizes : bool
         Whether the server answers ranges, and says how large a file is.
-    failures : int
-        How many of the next range requests fail with status 503.
+    failures, refusals : int
+        How many of the next range requests, or of the next other requests, fail.
+    status : int
+        What they fail with, 503 at first.
     short : int
         How many of the next range requests lose their last byte.
     password : str or None
@@ -32,7 +34,8 @@ class RangeServer:
         self.headers = []
         self.sent = 0
         self.ranges = self.sizes = True
-        self.failures = self.short = 0
+        self.failures = self.refusals = self.short = 0
+        self.status = 503
         self.password = None
         self._lock = threading.Lock()
         outer = self
@@ -86,8 +89,8 @@ class RangeServer:
             return self._send(request, 401, b"", head)
         if body is None:
             return self._send(request, 404, b"", head)
-        if match and not head and self._take("failures"):
-            return self._send(request, 503, b"busy", head)
+        if self._take("failures" if match and not head else "refusals"):
+            return self._send(request, self.status, b"busy", head)
         if match and self.ranges and not head:
             part = body[start:stop]
             if stop - start > 1 and self._take("short"):

@@ -9,6 +9,7 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from traceback import format_exception
 
 import gguf_bytes as gb
 import numpy as np
@@ -126,6 +127,32 @@ def test_failures_are_tried_again(server, model):
         server.short = remote.TRIES
         with pytest.raises(GGUFError, match="gave 19 bytes instead of 20"):
             f["last"].dequantize()
+
+
+def test_failures_while_opening(server, model):
+    """Whatever fails first: the size, the question for ranges or the header."""
+    raw, values, _ = model
+    server.files["m.gguf"] = raw
+    url = server.url("m.gguf") + "?signature=swordfish"
+    for server.failures, server.refusals in ((2, 0), (0, 4)):
+        with ggufx.open(url) as f:
+            assert (f["last"].dequantize() == values["last"]).all()
+    server.refusals = 2
+    with ggufx.open(url, download=True) as f:
+        assert (f["last"].dequantize() == values["last"]).all()
+    for status, kind in ((403, PermissionError), (401, PermissionError), (404, FileNotFoundError), (500, OSError)):
+        for server.failures, server.refusals in ((100, 0), (0, 100)):
+            server.status = status
+            for download in (False, True) if server.refusals else (False,):
+                with pytest.raises(OSError, match=r"m\.gguf") as caught:
+                    ggufx.open(url, download=download)
+                assert type(caught.value) is kind
+                assert "swordfish" not in "".join(format_exception(caught.value)).replace(url, "")
+    server.failures = server.refusals = 0
+    with pytest.raises(OSError, match=r"asking for the file's size failed 4 times, the last time with \w+") as caught:
+        ggufx.open("http://127.0.0.1:1/m.gguf?signature=swordfish")
+    assert type(caught.value) is OSError
+    assert "swordfish" not in str(caught.value)
 
 
 def test_servers_without_ranges_or_sizes(server, model):
