@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .decode import output_dtype
+from .decode import dequantize, output_dtype
 from .errors import GGUFError
 from .formats import QType
 from .layers import BufferPool
@@ -95,15 +95,22 @@ class ExpertStack(Sequence[Tensor]):
         if self._stacked is not None:
             return self._stacked.experts(chosen, out=out, dtype=dtype, threads=threads)
         shape, own = self.wanted(len(chosen), dtype)
-        if out is None:
-            out = np.empty(shape, own)
-        elif out.shape != shape:
-            raise ValueError(f"out has shape {out.shape}, the values have {shape}")
-        for row, k in zip(out, chosen, strict=True):
-            k = index(k)
+        numbers = [index(k) for k in chosen]
+        for k in numbers:
             if not 0 <= k < len(self):
                 raise IndexError(f"{self._parts[0].label}: there are {len(self)} experts, index {k} is out of range")
-            self._parts[k].dequantize(dtype, row, threads)
+        if out is None:
+            out = np.empty(shape, own)
+        elif not isinstance(out, np.ndarray):
+            raise TypeError(f"out must be a numpy array, not {type(out).__name__}")
+        elif out.shape != shape:
+            raise ValueError(f"out has shape {out.shape}, the values have {shape}")
+        elif not out.flags.c_contiguous:  # each expert's part of it can be
+            raise ValueError("out isn't C-contiguous, and values are never copied behind the caller's back")
+        for i, k in enumerate(numbers):
+            self._parts[k].dequantize(dtype, out[i, ...], threads)
+        if not numbers:  # still refuses a wrong dtype
+            dequantize(b"", QType(self.tensors[0].qtype), shape=shape, dtype=dtype, out=out)
         return out
 
     def __repr__(self) -> str:

@@ -150,6 +150,31 @@ def test_expert_and_experts_of_a_tensor(tmp_path):
                 use()
 
 
+@pytest.mark.parametrize("layout", ["stacked q8", "one tensor each q8"])
+def test_out_of_another_kind(tmp_path, layout):
+    """Each expert's part of a wrong array can be right."""
+    file, _ = LAYOUTS[layout]()
+    with ggufx.open(file.write(tmp_path / "m.gguf")) as f:
+        stack = f.moe[0]["up"]
+        shape = (2, *stack.shape[1:])
+        double = np.full((4, *stack.shape[1:]), 7, np.float32)
+        for out, error, match in (
+            (double[::2], ValueError, "C-contiguous"),
+            (double[1::-1], ValueError, "C-contiguous"),
+            (np.empty(shape), TypeError, "float64"),
+            (np.empty((3, *stack.shape[1:]), np.float32), ValueError, "shape"),
+            ([1, 2], TypeError, "numpy array"),
+        ):
+            with pytest.raises(error, match=match):
+                stack.decode([0, 1], out=out)
+        with pytest.raises(IndexError):
+            stack.decode([0, 9], out=double[:2])
+        assert (double == 7).all()
+        with pytest.raises(TypeError, match="float64"):
+            stack.decode([], out=np.empty((0, *stack.shape[1:])))
+        assert stack.decode([], dtype=np.float16).shape == (0, *stack.shape[1:])
+
+
 def test_one_row_experts_and_256_of_them(tmp_path):
     file = model(n=256)
     values = add(file, "blk.0.ffn_up_exps.weight", (256, 1, 32), 8)
