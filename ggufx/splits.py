@@ -119,7 +119,8 @@ def open_set(first: GGUFFile, path: str, open_one: Callable[[str], GGUFFile], st
         of ``problems`` (only the first shard is indispensable).
     """
     count = declared(first, "count")
-    if count is None or count < 2:
+    match, shown = SHARD.fullmatch(path), SHARD.fullmatch(first.path)
+    if count is None or (count < 2 and (shown is None or int(shown[3]) < 2)):
         return first
     opened: list[GGUFFile] = [first]
     problems: list[Problem] = []
@@ -131,7 +132,6 @@ def open_set(first: GGUFFile, path: str, open_one: Callable[[str], GGUFFile], st
         problems.append(problem)
 
     try:
-        match, shown = SHARD.fullmatch(path), SHARD.fullmatch(first.path)
         if match is None or shown is None:
             raise GGUFError(
                 f"{first.path}: this is shard {declared(first, 'no')} of {count} (counted from 0), but its name "

@@ -101,6 +101,7 @@ FAULTS = {
     "number": ({3: {"no": 1}}, r"model-00003-of-00003\.gguf: its split\.no is 1, 2 was expected"),
     "no number": ({3: {"no": None}}, r"model-00003-of-00003\.gguf: its split\.no is None"),
     "count": ({2: {"count": 4}}, r"model-00002-of-00003\.gguf: its split\.count is 4, 3 was expected"),
+    "a count of one": ({1: {"count": 1}}, r"model-00001-of-00003\.gguf: its name says 3 shards, its split\.count 1"),
     "no count": ({2: {"count": None}}, r"model-00002-of-00003\.gguf: its split\.count is None"),
     "twice": ({3: {"extra": ["t0.0"]}}, r"model-00003-of-00003\.gguf: tensor 't0\.0' is in .*00001-of-00003"),
 }
@@ -116,6 +117,8 @@ def test_faults_are_named(tmp_path, fault):
             ggufx.open(tmp_path / name(1), mode=mode)
     if before:
         assert len(os.listdir("/proc/self/fd")) == before
+    if fault == "a count of one":  # nothing tells which of the two is right
+        return
     with ggufx.open(tmp_path / name(1), strict=False) as f:
         assert f.problems
         assert f["t0.1"].dequantize().shape == (1, 32)
