@@ -82,9 +82,14 @@ class Layout:
         """
         if isinstance(value, np.ndarray) and value.ndim == 0:
             value = value[()]
-        if isinstance(value, (str, bytes, bytearray)) or not _is_array(value):
-            return self._scalar(key, value, vtype)
-        return self._array(key, value, vtype, 1)
+        try:
+            if isinstance(value, (str, bytes, bytearray)) or not _is_array(value):
+                return self._scalar(key, value, vtype)
+            return self._array(key, value, vtype, 1)
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"metadata key {key!r}: {error.object[error.start]!r} at {error.start} of a string has no UTF-8 form"
+            ) from None
 
     def _scalar(self, key: str, value: Any, vtype: ValueType | None) -> Encoded:
         if vtype is None:

@@ -36,6 +36,7 @@ _FROM_DTYPE = {
     "i4": QType.I32,
     "i8": QType.I64,
 }
+_FLOATS = frozenset({QType.F32, QType.F16, QType.F64, QType.BF16})
 # Values converted at once where the byte order differs.
 SWAP_VALUES = 1 << 20
 MAX_DIMS = 4
@@ -234,7 +235,12 @@ class Writer:
         return Entry(name, dims, kind, _size(name, dims, kind), source, kind if self.byteorder == "big" else None)
 
     def _from_array(self, name: str, data: Any, shape: Sequence[int] | None, kind: QType | None) -> Entry:
-        array = np.asarray(data) if isinstance(data, (np.ndarray, np.generic)) else np.frombuffer(data, np.uint8)
+        try:
+            array = np.asarray(data) if isinstance(data, (np.ndarray, np.generic)) else np.frombuffer(data, np.uint8)
+        except TypeError:
+            raise TypeError(
+                f"tensor {name!r}: an array, a buffer, a tensor or a callable was expected, not {type(data).__name__}"
+            ) from None
         own = _own_type(array.dtype)
         if array.dtype == np.uint8 and kind is not QType.I8:
             return self._from_packed(name, array, shape, kind, is_array=isinstance(data, np.ndarray))
@@ -250,8 +256,9 @@ class Writer:
         if kind is own:
             big = self.byteorder == "big"
             return Entry(name, dims, kind, size, lambda: _typed_pieces(array, ">" if big else "<"), None)
-        if own not in (QType.F32, QType.F16, QType.F64, QType.BF16):
+        if own not in _FLOATS:
             raise TypeError(f"tensor {name!r}: {array.dtype} values can't become {kind.name}; convert them first")
+        _check_quantizable(name, kind)
         swap = kind if self.byteorder == "big" else None
         return Entry(name, dims, kind, size, lambda: _quantized(name, array, kind), swap)
 
@@ -283,6 +290,9 @@ class Writer:
             raise ValueError(f"tensor {name!r}: shape is {tuple(shape)}, but the tensor has shape {dims}")
         self._inputs.append(tensor.path)
         if kind is not None and kind != own:
+            if not isinstance(own, QType) or not (own.is_quantized or own in _FLOATS):
+                raise TypeError(f"tensor {name!r}: values of {tensor.label} can't become {kind.name}")
+            _check_quantizable(name, kind)
             size = _size(name, dims, kind)
             swap = kind if self.byteorder == "big" else None
             return Entry(name, dims, kind, size, lambda: _quantized(name, tensor.dequantize(np.float32), kind), swap)
@@ -498,6 +508,18 @@ def _stored_pieces(tensor: Tensor) -> Iterator[Any]:
     """The stored bytes of a tensor, whose pages are let go when they are written."""
     yield tensor.packed()
     tensor.advise("dontneed")
+
+
+def _check_quantizable(name: str, kind: QType) -> None:
+    """Refuse at the call what would fail in the middle of writing."""
+    from .encode import NEEDS_IMATRIX, QUANTIZABLE
+
+    if kind not in QUANTIZABLE:
+        raise TypeError(f"tensor {name!r}: {kind.name} isn't a type to quantize to; convert the values first")
+    if kind in NEEDS_IMATRIX:
+        raise ValueError(
+            f"tensor {name!r}: {kind.name} needs an importance matrix; give blocks made by ggufx.quantize(imatrix=)"
+        )
 
 
 def _quantized(name: str, values: np.ndarray[Any, Any], kind: QType) -> Any:

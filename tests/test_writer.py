@@ -99,6 +99,8 @@ def test_empty_arrays_and_nested_ones_keep_their_type() -> None:
         (-1, "uint64", ValueError, "-1 doesn't fit uint64"),
         (2**64, None, ValueError, "'k'.*no integer type"),
         (1e39, "float32", ValueError, "doesn't fit float32"),
+        ("a\ud800", None, ValueError, "at 1 of a string has no UTF-8 form"),
+        (["a", "\ud800"], None, ValueError, "has no UTF-8 form"),
         (1, "int128", ValueError, "no GGUF value type"),
         (np.zeros(2, np.complex64), None, TypeError, "'k'.*complex64"),
     ],
@@ -177,6 +179,10 @@ def test_packed_blocks_read_back_by_gguf(tmp_path: Path) -> None:
         (np.zeros(4, np.complex64), {}, TypeError, "complex64"),
         (np.zeros(4, np.bool_), {}, TypeError, "bool"),
         (np.zeros(32, np.int32), {"qtype": QType.Q8_0}, TypeError, "can't become Q8_0"),
+        (np.zeros(32, np.float32), {"qtype": QType.I8}, TypeError, "'t': I8 isn't a type to quantize to"),
+        (np.zeros(32, np.float32), {"qtype": QType.F64}, TypeError, "'t': F64 isn't a type to quantize to"),
+        (np.zeros(256, np.float32), {"qtype": QType.IQ1_S}, ValueError, "'t': IQ1_S needs an importance matrix"),
+        ([1.0, 2.0], {}, TypeError, "'t': an array, a buffer, a tensor or a callable was expected, not list"),
         (np.zeros(4, np.float32), {"shape": (2, 2)}, ValueError, r"\(2, 2\).*\(4,\)"),
         (np.zeros((1, 1, 1, 1, 1), np.float32), {}, ValueError, "5 dimensions"),
         (lambda: b"", {"shape": (2,)}, TypeError, "needs shape and qtype"),
@@ -187,6 +193,22 @@ def test_shape_confusion_is_refused(tmp_path: Path, data: object, options: dict,
     w = Writer(tmp_path / "f.gguf")
     with pytest.raises(error, match=message):
         w.add("t", data, **options)
+
+
+def test_types_of_copied_tensors_are_checked(tmp_path: Path) -> None:
+    with Writer(tmp_path / "a.gguf") as w:
+        w.add("ints", np.arange(256, dtype=np.int16))
+        w.add("floats", np.ones(256, np.float32))
+    with ggufx.open(tmp_path / "a.gguf") as f:
+        w = Writer(tmp_path / "b.gguf")
+        for name, qtype, error in (
+            ("ints", "Q8_0", TypeError),
+            ("ints", "I32", TypeError),
+            ("floats", "I16", TypeError),
+            ("floats", "IQ2_XS", ValueError),
+        ):
+            with pytest.raises(error, match=f"'x'.*{qtype}"):
+                w.add("x", f[name], qtype=qtype)
 
 
 def test_names_are_checked(tmp_path: Path) -> None:
