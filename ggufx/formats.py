@@ -185,15 +185,15 @@ def row_nbytes(width: int, qtype: QType) -> int:
     return blocks * qtype.block_bytes
 
 
-def nbytes(shape: Iterable[int] | int, qtype: QType | int) -> int:
+def nbytes(shape: Iterable[int] | int, qtype: QType | int | str) -> int:
     """Packed size in bytes of a tensor.
 
     Parameters
     ----------
     shape : int or iterable of int
         Logical shape in numpy's order (the last dimension is the row). ``()`` is one element.
-    qtype : QType or int
-        The tensor type.
+    qtype : QType, int or str
+        The tensor type, its id or its name.
 
     Returns
     -------
@@ -205,13 +205,17 @@ def nbytes(shape: Iterable[int] | int, qtype: QType | int) -> int:
     GGUFError
         If the last dimension isn't a whole number of blocks.
     ValueError
-        If a dimension is negative or `qtype` isn't a known type id.
+        If a dimension is negative or `qtype` isn't a known type.
 
     Examples
     --------
     >>> nbytes((32000, 2048), QType.Q4_K)
     36864000
     """
+    if isinstance(qtype, str):
+        if qtype.upper() not in QType.__members__:
+            raise ValueError(f"unknown tensor type {qtype!r}")
+        qtype = QType[qtype.upper()]
     qtype = QType(qtype)
     dims = (operator.index(shape),) if hasattr(shape, "__index__") else tuple(map(operator.index, shape))  # type: ignore[arg-type]
     if any(d < 0 for d in dims):

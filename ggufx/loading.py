@@ -104,6 +104,8 @@ def select(tensors: Mapping[str, Tensor], names: Iterable[str] | str | None, lab
         return list(tensors.values())
     chosen: set[str] = set()
     for name in (names,) if isinstance(names, str) else names:
+        if not isinstance(name, str):
+            raise TypeError(f"names should be a str or an iterable of str, not of {type(name).__name__}")
         if name in tensors:
             chosen.add(name)
             continue
@@ -163,6 +165,8 @@ def decode_all(
     tensors = list(tensors)
     for tensor in tensors:
         tensor.check_readable()
+    if dtype is None:
+        dtype = np.float32
     wanted = np.dtype(np.uint16) if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
     dtypes = [np.dtype(NUMERIC_DTYPES[QType(t.qtype)]) if t.qtype in INTEGERS else wanted for t in tensors]
     arena = Arena(t.size * d.itemsize for t, d in zip(tensors, dtypes, strict=True))

@@ -258,6 +258,21 @@ def test_load_missing_names(tmp_path, names):
         ggufx.load(path, names=names)
 
 
+@pytest.mark.parametrize("names", [[5], [None], b"a", [b"a"]], ids=str)
+def test_load_names_are_strings(tmp_path, names):
+    path = sample().write(tmp_path / "m.gguf")
+    with pytest.raises(TypeError, match="names should be a str or an iterable of str"):
+        ggufx.load(path, names=names)
+
+
+def test_load_dtype_none_is_float32(tmp_path):
+    path = sample().write(tmp_path / "m.gguf")
+    for name, array in ggufx.load(path, dtype=None).items():
+        want = ggufx.load(path)[name]
+        assert array.dtype == want.dtype
+        assert array.tobytes() == want.tobytes()
+
+
 def test_load_name_that_looks_like_a_pattern(tmp_path):
     path = File().tensor("x[0]", (2,), 0).tensor("x0", (2,), 0).write(tmp_path / "m.gguf")
     assert list(ggufx.load(path, names="x[0]")) == ["x[0]"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ggufx import QType
+from ggufx import QType, nbytes
 from ggufx.formats import CODE_BYTES, NUMERIC_DTYPES, SWAP_FIELDS
 
 ROOT = Path(__file__).parent.parent
@@ -41,6 +41,13 @@ def readme_table() -> str:
 def test_readme_table():
     text = source("README.md")
     assert readme_table() in text, "run python tests/test_types.py"
+
+
+def test_nbytes_takes_names_as_dequantize_does():
+    assert nbytes((32000, 2048), "q4_k") == nbytes((32000, 2048), QType.Q4_K) == 36_864_000
+    assert nbytes((32000, 2048), "Q6_K") == 53_760_000
+    with pytest.raises(ValueError, match="unknown tensor type 'Q4_9'"):
+        nbytes((32,), "Q4_9")
 
 
 def test_swap_fields_cover_every_type():
