@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from oracle import BLOCK_TYPES, INTEGER_TYPES, assert_same_bits
 
 import ggufx
-from ggufx import QType
+from ggufx import QType, splitting
 from ggufx.cli import info, main, sample
 from ggufx.cli.terminal import human_bytes, human_count, printable, shortened
 from ggufx.formats import CODE_BYTES
@@ -105,6 +106,13 @@ def test_escapes_never_reach_the_terminal(cli, nasty):
         assert all(c.isprintable() or c == "\n" for c in out + err)
         assert len(out) < (10_000 if "--json" not in arguments else 200_000)
     assert r"\x1b]0;owned\x07\x1b[31mred" in cli(nasty)[1]
+
+
+def test_size_of_a_split_model_is_that_of_all_shards(cli, model, tmp_path):
+    shards = splitting.split(model, tmp_path / "m", max_tensors=20)
+    report = json.loads(cli("info", "--json", shards[1])[1])
+    assert len(shards) == 3
+    assert report["file"]["bytes"] == sum(os.stat(p).st_size for p in shards)
 
 
 def test_errors_are_one_printable_line(cli, nasty):
@@ -229,6 +237,13 @@ def test_broken_pipe_is_quiet(model):
     assert code in ("0", "141")  # 0 if everything fitted the pipe
 
 
+def test_closed_output_is_no_fault(model):
+    run = subprocess.run(
+        f'"{sys.executable}" -m ggufx info "{model}" >&-', shell=True, executable="/bin/bash", capture_output=True
+    )
+    assert (run.returncode, run.stderr) == (0, b"")
+
+
 # ---- decode
 
 
@@ -276,6 +291,26 @@ def test_decode_patterns(cli, model, tmp_path):
     assert "nothing*" in err
 
 
+def test_decode_name_that_looks_like_a_pattern(cli, tmp_path):
+    path = gb.File().tensor("x[0]", (2,), 0).tensor("x0", (2,), 0).write(tmp_path / "in.gguf")
+    assert cli("decode", path, "-o", tmp_path / "out.npz", "--tensors", "x[0]") == (0, "", "")
+    assert set(load(tmp_path / "out.npz")) == {"x[0]"}
+
+
+def test_decode_longest_names(cli, tmp_path):
+    """A zip archive's names end at 65535 bytes, `.npy` included."""
+    fits, too_long = "m" * 65531, "n" * 65532
+    path = gb.File().tensor(fits, (4,), 0).write(tmp_path / "in.gguf")
+    assert cli("decode", path, "-o", tmp_path / "fits.npz") == (0, "", "")
+    assert set(load(tmp_path / "fits.npz")) == {fits}
+    path = gb.File().tensor(too_long, (4,), 0).write(tmp_path / "in.gguf")
+    code, _, err = cli("decode", path, "-o", tmp_path / "out.npz")
+    assert code == 1
+    assert "nnn..." in err
+    assert len(err) < 300
+    assert not (tmp_path / "out.npz").exists()
+
+
 def test_decode_big_endian(cli, tmp_path):
     values = np.linspace(-1, 1, 16, dtype=">f4").reshape(2, 8)
     file = gb.File(3, True).tensor("w", (2, 8), 0, values.tobytes()).tensor("i", (3,), 25, bytes(range(6)))
@@ -309,6 +344,20 @@ def test_decode_never_writes_over_the_input(cli, model, tmp_path, link):
     assert code in (1, 2)
     assert "input" in err
     assert source.read_bytes() == model.read_bytes()
+
+
+def test_decode_never_writes_over_a_shard(cli, model, tmp_path):
+    """A symbolic link would lead to a shard that nobody named."""
+    shards = splitting.split(model, tmp_path / "m", max_tensors=20, first_empty=True)
+    before = [os.stat(p).st_size for p in shards]
+    for shard in shards:
+        link = tmp_path / "link.npz"
+        link.symlink_to(shard)
+        for opened in shards:
+            code, _, err = cli("decode", opened, "-o", link)
+            assert (code, "input" in err) == (2, True)
+        link.unlink()
+    assert [os.stat(p).st_size for p in shards] == before
 
 
 def test_decode_replaces_and_leaves_nothing_behind(cli, model, tmp_path):
@@ -361,9 +410,10 @@ def test_progress_bar(cli, model, tmp_path):
     assert "100%" in err
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-def test_interrupt_leaves_nothing(tmp_path):
-    """Ctrl-C while it writes: nothing remains, no traceback."""
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signals here")
+def test_interrupt_leaves_nothing(tmp_path, name):
+    """Ctrl-C, kill or a lost terminal while it writes: nothing remains, no traceback."""
     rows = np.zeros((4000, 1 << 10), np.uint8).reshape(-1)[: 4000 * 1024 // 34 * 34]
     path = gb.File().tensor("w", (rows.size // 34, 32), 8, rows.tobytes()).write(tmp_path / "in.gguf")
     folder = tmp_path / "out"
@@ -374,15 +424,30 @@ def test_interrupt_leaves_nothing(tmp_path):
         "pieces = d._pieces\n"
         "def slow(*a):\n"
         "    yield from pieces(*a)\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        f"    os.kill(os.getpid(), signal.{name})\n"
         "d._pieces = slow\n"
         "sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, "decode", str(path), "-o", str(folder / "out.npz")]
     run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == 130
+    assert run.returncode == 128 + getattr(signal, name)
     assert run.stderr == ""
     assert not list(folder.iterdir())
+
+
+def test_signal_handlers_are_the_callers_again(cli, model):
+    def own(number, frame):
+        pass
+
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        assert cli(model)[0] == 0
+        assert signal.getsignal(signal.SIGTERM) is own
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        assert cli(model)[0] == 0
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_memory_is_bounded(tmp_path):

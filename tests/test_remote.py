@@ -20,6 +20,7 @@ from range_server import RangeServer
 
 import ggufx
 from ggufx import GGUFError, remote, sources
+from ggufx.cli import main
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec (extra `remote`) is not installed")
 pytest.importorskip("aiohttp", reason="aiohttp (extra `remote`) is not installed")
@@ -56,6 +57,13 @@ def model():
         "last": add(file, "last", (5,), 0),
     }
     return file.bytes(), values, len(file.header())
+
+
+def test_info_of_a_url(server, model, capsys):
+    raw, _, _ = model
+    server.files["m.gguf"] = raw
+    assert main(["info", server.url("m.gguf")]) == 0
+    assert f"({len(raw):,} bytes)" in capsys.readouterr().out
 
 
 def test_only_what_is_asked_for_is_fetched(server, model):

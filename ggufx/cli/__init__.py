@@ -1,7 +1,8 @@
 """The ``ggufx`` command: finds the subcommand, and turns every failure into one line and an exit code.
 
 A subcommand is a module here with a docstring, ``add_arguments(parser)`` and ``run(arguments) -> exit code``.
-Exit codes: 0 done, 1 the file or the system failed, 2 wrong arguments, 130 interrupted, 141 the reader went away.
+Exit codes: 0 done, 1 the file or the system failed, 2 wrong arguments, 130 interrupted, 141 the reader went away, 128
+and the signal's number if one ended the command.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 
 from .terminal import printable
@@ -36,8 +40,8 @@ def _overview() -> argparse.ArgumentParser:
         description="Open GGUF model files, decode their tensors.",
         epilog="commands:\n"
         + "\n".join(f"  {name:10} {_first_line(_module(name))}" for name in COMMANDS)
-        + "\n\n`ggufx FILE` is `ggufx info FILE`. `ggufx COMMAND --help` tells more. Without a FILE, commands use a "
-        "small\nsample model that comes with ggufx.",
+        + "\n\n`ggufx FILE` is `ggufx info FILE`. `ggufx COMMAND --help` tells more. Without a FILE, info, decode and "
+        "plan\nuse a small sample model that comes with ggufx.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--info", action="store_true", help="print version, decode paths and build")
@@ -60,8 +64,31 @@ def _dispatch(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog=f"ggufx {command}", description=module.__doc__)
     module.add_arguments(parser)
     code: int = module.run(parser.parse_args(rest))
-    sys.stdout.flush()
+    if sys.stdout is not None:  # Python's way of saying that it was started with a closed output
+        sys.stdout.flush()
     return code
+
+
+@contextmanager
+def _unwinding() -> Iterator[None]:
+    """Let a signal that would end the process at once unwind it instead, so that no half-written file stays."""
+    signals = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():  # handlers can only be set there
+        signals = []
+    before = {number: signal.getsignal(number) for number in signals}
+    for number, handler in before.items():
+        if handler is signal.SIG_DFL:  # nohup's choice, or the caller's own handler, stays
+            signal.signal(number, _leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is signal.SIG_DFL:
+                signal.signal(number, handler)
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _complain(error: BaseException) -> None:
@@ -90,7 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..errors import GGUFError
 
     try:
-        return _dispatch(sys.argv[1:] if argv is None else argv)
+        with _unwinding():
+            return _dispatch(sys.argv[1:] if argv is None else argv)
     except BrokenPipeError:
         # Whoever read our output has enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,8 +7,7 @@ import json
 import struct
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from ..errors import GGUFError
 from ..formats import NUMERIC_DTYPES, QType
+from ..loading import select
 from ..outfile import OutputFile, refuse_inputs
 from . import sample
 
@@ -27,6 +27,8 @@ __all__ = ["add_arguments", "run"]
 
 # Values decoded at a time: more wouldn't be faster, and memory stays small whatever the tensors' sizes.
 PIECE = 1 << 21
+# Bytes of a name in a zip archive at most.
+LONGEST_ENTRY = 65535
 INTEGERS = {q: np.dtype(NUMERIC_DTYPES[q]) for q in (QType.I8, QType.I16, QType.I32, QType.I64)}
 SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "I8", "int16": "I16",
                       "int32": "I32", "int64": "I64"}  # fmt: skip
@@ -50,16 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="show a progress bar (default: on a terminal, if the tqdm package is there)",
     )
-
-
-def _select(tensors: Iterable[Tensor], patterns: list[str] | None) -> list[Tensor]:
-    tensors = list(tensors)
-    if not patterns:
-        return tensors
-    for pattern in patterns:
-        if not any(fnmatchcase(t.name, pattern) for t in tensors):
-            raise GGUFError(f"no tensor matches {pattern!r}")
-    return [t for t in tensors if any(fnmatchcase(t.name, p) for p in patterns)]
 
 
 def _dtype_name(tensor: Tensor, dtype: str) -> str:
@@ -134,8 +126,10 @@ def _write_npz(file: OutputFile, tensors: list[Tensor], dtype: str, done: Callab
     with zipfile.ZipFile(cast(IO[bytes], _Stream(file)), "w", zipfile.ZIP_STORED) as archive:
         for t in tensors:
             # Unpacking the archive with another tool must not write outside its folder.
-            if t.name.startswith("/") or "\\" in t.name or ".." in t.name.split("/") or not t.name.isprintable():
-                raise GGUFError(f"tensor {t.name!r}: the name can't be a file's in an .npz; write .safetensors")
+            unsafe = t.name.startswith("/") or "\\" in t.name or ".." in t.name.split("/") or not t.name.isprintable()
+            if unsafe or len(f"{t.name}.npy".encode()) > LONGEST_ENTRY:
+                shown = t.name if len(t.name) <= 100 else t.name[:97] + "..."
+                raise GGUFError(f"tensor {shown!r}: the name can't be a file's in an .npz; write .safetensors")
             entry = zipfile.ZipInfo(f"{t.name}.npy")  # its date is fixed, so the same input gives the same bytes
             entry.external_attr = 0o644 << 16
             with archive.open(entry, "w", force_zip64=True) as member:
@@ -174,10 +168,10 @@ def run(arguments: argparse.Namespace) -> int:
     if writer is None:
         raise ValueError(f"{output}: the output must end in {' or '.join(WRITERS)}")
     with sample.path_or_sample(arguments.file) as path, ggufx.open(path) as f:
-        tensors = _select(f.tensors.values(), arguments.tensors)
+        tensors = select(f.tensors, arguments.tensors, f.path)
         for t in tensors:
             t.check_readable()
-        refuse_inputs(str(output), [path])
+        refuse_inputs(str(output), [path, *(shard.path for shard in getattr(f, "shards", ()))])
         bar = _progress(arguments.progress, sum(t.size for t in tensors))
         file = OutputFile(output)
         try:

@@ -7,7 +7,6 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,7 +119,7 @@ def describe(f: GGUFFile) -> dict[str, Any]:
     return {
         "file": {
             "path": _text(str(f.path)),
-            "bytes": Path(f.path).stat().st_size,
+            "bytes": f.size,
             "version": f.version,
             "byte_order": f.byte_order,
             "alignment": f.alignment,
