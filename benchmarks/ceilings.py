@@ -37,6 +37,11 @@ def move(src: npt.NDArray[Any], out: npt.NDArray[Any], budget: float) -> float:
     return best(lambda: lib.ceiling_move(src.ctypes.data, src.nbytes, out.ctypes.data, out.nbytes), budget).seconds
 
 
+def stream(out: npt.NDArray[Any]) -> None:
+    """Write all of `out` past the cache, once; the GIL is released meanwhile."""
+    _library().ceiling_move(None, 0, out.ctypes.data, out.nbytes)
+
+
 def fill(out: npt.NDArray[Any], budget: float) -> float:
     """Seconds to write all of `out` through the cache."""
     lib = _library()
