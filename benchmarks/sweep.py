@@ -103,7 +103,8 @@ def main() -> int:
         fill = best(fill_by_halves, 1).seconds
         result["two_threads"][qtype.name] = [n / ours / 1e9, n / fill / 1e9]
         lines.append(
-            f"- {qtype.name}: {n / ours / 1e9:.1f} Gweights/s, {fill / ours:.2f} of both cores filling ({n / fill / 1e9:.1f})"
+            f"- {qtype.name}: {n / ours / 1e9:.1f} Gweights/s, {fill / ours:.2f} of both cores filling "
+            f"({n / fill / 1e9:.1f})"
         )
     out_path.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
     out_path.with_suffix(".md").write_text("\n".join(lines) + "\n")

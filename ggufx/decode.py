@@ -18,9 +18,20 @@ from .threads import run, thread_count
 
 __all__ = ["dequantize", "swap_bytes"]
 
-# Outputs of at least this many bytes are written past the cache: they wouldn't be found there anyway.
-# From the sweep in benchmarks/results.
-STREAM_BYTES: Final = 4 << 20
+
+def _stream_bytes() -> int:
+    # An output larger than half the last-level cache isn't found there afterwards, and written through the cache it
+    # costs a read of every line besides; benchmarks/results/sweep.md. 4 MiB where the system doesn't say.
+    try:
+        with open("/sys/devices/system/cpu/cpu0/cache/index3/size") as f:
+            half = int(f.read().strip().removesuffix("K")) << 9
+    except (OSError, ValueError):
+        half = 0
+    return min(max(half, 4 << 20), 32 << 20)
+
+
+# Outputs of at least this many bytes are written past the cache.
+STREAM_BYTES: Final = _stream_bytes()
 
 # A thread must have at least this many values to decode before starting it pays. From the same sweep.
 VALUES_PER_THREAD: Final = 1 << 19

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,15 @@ from ggufx import QType
 VECTORS = Path(__file__).parent / "vectors"
 PATHS = ("avx512", "avx2", "neon", "scalar", "numpy")
 DTYPES = ("float32", "float16", "bfloat16")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _away_from_the_source_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Processes that tests start would import the uncompiled package from the current folder, were it the project's."""
+    before = os.getcwd()
+    os.chdir(tmp_path_factory.mktemp("elsewhere"))
+    yield
+    os.chdir(before)
 
 
 @pytest.fixture(params=PATHS)
