@@ -55,6 +55,21 @@ def decode(int path, int type, int dtype, src, Py_ssize_t src_start, out, Py_ssi
         PyBuffer_Release(&source)
 
 
+cdef extern from "cpu.h":
+    uint64_t ggufx_fp_default()
+    void ggufx_fp_restore(uint64_t control)
+
+
+def fp_default():
+    """Set this thread's floating-point control to the language's default; returns what fp_restore takes."""
+    return ggufx_fp_default()
+
+
+def fp_restore(uint64_t control):
+    """Set this thread's floating-point control to what fp_default returned."""
+    ggufx_fp_restore(control)
+
+
 cdef extern from "ggufx.h" nogil:
     ctypedef struct ggufx_span:
         const uint8_t *bytes

@@ -384,13 +384,20 @@ def _decode_in_numpy(
     if wanted.code == 2:
         values = values.view(np.uint16)
     flat = raw.reshape(-1)
-    if not big:
-        decode(flat, qtype, wanted.name, values)
-        return
-    for start in range(0, n, PART_VALUES):
-        stop = min(start + PART_VALUES, n)
-        first, last = (i // qtype.block_size * qtype.block_bytes for i in (start, stop))
-        decode(swap_bytes(flat[first:last], qtype), qtype, wanted.name, values[start:stop])
+    native = _dispatch.native
+    # numpy computes as its thread is set to, and other libraries leave flush-to-zero on.
+    control = 0 if native is None else native.fp_default()
+    try:
+        if not big:
+            decode(flat, qtype, wanted.name, values)
+            return
+        for start in range(0, n, PART_VALUES):
+            stop = min(start + PART_VALUES, n)
+            first, last = (i // qtype.block_size * qtype.block_bytes for i in (start, stop))
+            decode(swap_bytes(flat[first:last], qtype), qtype, wanted.name, values[start:stop])
+    finally:
+        if native is not None:
+            native.fp_restore(control)
 
 
 if sys.byteorder != "little":  # the kernels and the reference read little-endian words
