@@ -43,6 +43,7 @@ setup(
             include_dirs=["csrc"],
             extra_compile_args=FLAGS,
             extra_link_args=LINK,
+            libraries=[] if MSVC else ["m"],
             optional=os.environ.get("GGUFX_REQUIRE_NATIVE") != "1",
         )
     ],
