@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import budget
+from .encode import NEEDS_IMATRIX
 from .errors import GGUFError, GGUFWarning
 from .filetypes import FileType
 from .formats import QType, nbytes
@@ -295,7 +296,7 @@ def requantize(
         If a tensor is quantized already and `allow_requantize` isn't given; if a type needs an importance matrix that
         isn't there; if a value isn't finite (the message names tensor and position); if the file is damaged.
     ValueError
-        If the output is the input, or nothing fits into `target_size`.
+        If the output is the input or the importance matrix's file, or nothing fits into `target_size`.
 
     Warns
     -----
@@ -507,7 +508,8 @@ class _Job:
                     f"tensor {c.name!r} is quantized already ({c.source.name}): making it {_name(c.qtype)} adds error "
                     "to error; allow_requantize (--allow-requantize) does it all the same"
                 )
-            if c.needs_imatrix and self.weights_of(c) is None:
+            # llama-quantize lets the embeddings and the output pass here, and ggml then aborts on some types.
+            if (c.needs_imatrix or c.qtype in NEEDS_IMATRIX) and self.weights_of(c) is None:
                 raise GGUFError(
                     f"tensor {c.name!r}: {_name(c.qtype)} needs an importance matrix, and there is none for it"
                 )
@@ -531,7 +533,7 @@ class _Job:
             output,
             byteorder=first.byte_order,
             split_always=split,
-            inputs=[f.path for f in self.files],
+            inputs=[f.path for f in self.files] + [file for file in (self.importance.file,) if file is not None],
             sync=sync,
             progress=progress,
         )

@@ -287,6 +287,26 @@ def test_overflow_is_counted_once(tmp_path: Path) -> None:
     assert len(caught) == 1
 
 
+def test_never_over_the_importance_matrix(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "imatrix.gguf"
+    ImportanceMatrix({"blk.0.attn_q.weight": Entry(np.ones((1, WIDTH), np.float32), np.array([1]))}).save(path)
+    before = path.read_bytes()
+    (tmp_path / "link.gguf").hardlink_to(path)
+    for output in (path, tmp_path / "link.gguf"):
+        with pytest.raises(ValueError, match="output is the input"):
+            requantize(model, output, "Q8_0", imatrix=path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("mix", ["IQ2_XXS", "IQ2_XS", "IQ1_S"])
+def test_embeddings_without_importance_are_named(model: Path, tmp_path: Path, mix: str) -> None:
+    with ggufx.open(model) as f:
+        weights = {t.name: np.ones(WIDTH, np.float32) for t in f.tensors.values() if t.name.startswith("blk.")}
+    with pytest.raises(GGUFError, match=rf"'token_embd.weight': {mix} needs an importance matrix"):
+        requantize(model, tmp_path / "out.gguf", mix, imatrix=weights, pure=True, leave_output=True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_never_over_the_input(model: Path) -> None:
     before = model.read_bytes()
     with pytest.raises(ValueError, match="output is the input"):
