@@ -375,16 +375,23 @@ class Accumulator:
         GGUFError
             If an activation isn't finite, or its square overflows.
         ValueError
-            If width or experts don't agree with earlier calls.
+            If width or experts don't agree with earlier calls, or the experts not with the rows.
         """
+        if not np.ndim(x):
+            raise ValueError(f"{name!r}: activations have no dimension, (..., width) was expected")
         if experts is None:
             squares, rows = _squares(x)
             self._include(name, squares[None], np.array([rows]))
             return
         ids = np.asarray(_on_cpu(experts))
         values = np.asarray(_on_cpu(x), np.float64)
-        values = values.reshape(-1, values.shape[-1])
-        ids = ids.reshape(len(values), -1)
+        given = values.shape
+        values = values.reshape(math.prod(given[:-1]), given[-1])
+        if ids.shape not in (given[:-1], (len(values),)) and math.prod(ids.shape[:-1]) != len(values):
+            raise ValueError(f"{name!r}: experts of shape {ids.shape} for activations of shape {given}")
+        if ids.size and ids.dtype.kind not in "iu":
+            raise TypeError(f"{name!r}: experts should be integers, not {ids.dtype}")
+        ids = ids.astype(np.intp).reshape(len(values), ids.size // max(len(values), 1))
         if n_experts is None:
             if name not in self._counts:
                 raise ValueError(f"{name!r}: n_experts is needed in the first call with experts")
@@ -467,5 +474,5 @@ def _squares(x: Any) -> tuple[npt.NDArray[np.float64], int]:
         rows = x.detach().reshape(-1, x.shape[-1])
         return rows.float().square().sum(0).cpu().numpy().astype(np.float64), len(rows)
     values = np.asarray(x, np.float64)
-    values = values.reshape(-1, values.shape[-1])
+    values = values.reshape(math.prod(values.shape[:-1]), values.shape[-1])
     return np.einsum("ij,ij->j", values, values), len(values)

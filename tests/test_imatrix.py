@@ -184,6 +184,24 @@ def test_accumulating(rng):
     assert seen.result().entries["w"].counts.tolist() == [150]
 
 
+def test_experts_must_fit_the_rows(rng):
+    x = rng.standard_normal((6, 4, 8))
+    seen = Accumulator()
+    for shape in ((6, 4), (24,), (6, 4, 3), (24, 3)):
+        seen.add("w", x, experts=np.ones(shape, np.int64), n_experts=3)
+    seen.add("w", x[:0], experts=np.ones((0, 4, 2)), n_experts=3)
+    seen.add("w", x[0, :0], experts=[], n_experts=3)
+    assert seen.result().entries["w"].counts.tolist() == [0, 24 * (1 + 1 + 3 + 3), 0]
+    for shape in ((12, 2), (2, 12), (5, 2), (4, 6), ()):
+        with pytest.raises(ValueError, match=r"'w': experts of shape .* for activations of shape \(6, 4, 8\)"):
+            seen.add("w", x, experts=np.ones(shape, np.int64))
+    with pytest.raises(TypeError, match="'w': experts should be integers, not float64"):
+        seen.add("w", x, experts=np.ones((6, 4)))
+    for experts in (None, 1):
+        with pytest.raises(ValueError, match="'v': activations have no dimension"):
+            seen.add("v", np.float32(1), experts=experts, n_experts=3)
+
+
 def test_accumulating_experts(rng):
     x = rng.standard_normal((40, 8))
     experts = rng.integers(0, 3, (40, 2))
