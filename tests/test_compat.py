@@ -37,9 +37,16 @@ def run(*arguments: object, env: dict[str, str] | None = None, text: str = "", t
     """Run Python in a process of its own; returns what came out."""
     clean = {k: v for k, v in os.environ.items() if k != "GGUFX_COMPAT"}
     command = [sys.executable, *map(str, arguments)]
+    # Away from the source tree, which -m and -c would import instead of what is installed, without its extension.
     return subprocess.run(
-        command, input=text, capture_output=True, text=True, timeout=timeout, env=clean | (env or {}), check=False
-    )
+        command, input=text, capture_output=True, text=True, timeout=timeout, env=clean | (env or {}), check=False,
+        cwd="/",
+    )  # fmt: skip
+
+
+def test_processes_use_what_is_installed():
+    done = run("-c", "import ggufx; print(ggufx.__file__, *ggufx.paths())")
+    assert done.stdout.split() == [ggufx.__file__, *ggufx.paths()]
 
 
 def probe(patch: str, job: str, *files: Path) -> dict[str, object]:

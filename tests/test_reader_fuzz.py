@@ -1,7 +1,13 @@
-"""Mutated headers: every file either opens, and then every access works, or is refused with a GGUFError."""
+"""Mutated headers: every file either opens, and then every access works, or is refused with a GGUFError.
+
+Environment
+-----------
+GGUFX_FUZZ_EXAMPLES : how many mutated files to try, in place of 400, and at least so many random spans.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import tracemalloc
 
@@ -27,6 +33,7 @@ def whole(version, big):
     return file.bytes()
 
 
+EXAMPLES = int(os.environ.get("GGUFX_FUZZ_EXAMPLES", "0"))
 BASES = {(v, b): whole(v, b) for v in (1, 2, 3) for b in (False, True)}
 NUMBERS = [0, 1, 2, 4, 7, 8, 9, 31, 33, 255, 1 << 16, 1 << 24, 1 << 31, (1 << 32) - 1, 1 << 61, 1 << 62, (1 << 64) - 1]
 
@@ -90,7 +97,7 @@ def everything(path, **options):
         return found
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES or 400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(base=st.sampled_from(sorted(BASES)), changes=edits)
 def test_mutated_files(tmp_path_factory, base, changes):
     path = tmp_path_factory.getbasetemp() / "fuzz.gguf"
@@ -129,7 +136,7 @@ def random_span(rng):
 def test_walkers_agree():
     """Compiled and Python walkers give the same position, count, status and rows on random spans."""
     rng = random.Random(7)
-    for _ in range(20000):
+    for _ in range(max(EXAMPLES, 20000)):
         raw = random_span(rng)
         pos = rng.randrange(len(raw) + 1)
         stop = rng.randrange(pos, len(raw) + 1)

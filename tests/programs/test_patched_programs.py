@@ -42,8 +42,12 @@ def model() -> Path:
 def run(*arguments: object, setting: str = "0", text: str = "") -> str:
     env = os.environ | {"GGUFX_COMPAT": setting, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
     command = [sys.executable, "-W", "ignore", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, input=text, timeout=900, check=False)
+    # Away from the source tree, which -m would import instead of what is installed, without its extension.
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=env, input=text, timeout=900, check=False, cwd="/"
+    )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "patching failed" not in done.stderr  # what the import hook says before going on without
     return done.stdout
 
 
@@ -53,6 +57,10 @@ def both(*arguments: object) -> str:
     assert plain
     assert run(*arguments, setting="1") == plain
     return plain
+
+
+def test_programs_use_what_is_installed():
+    assert run("-c", "import ggufx; print(ggufx.__file__, *ggufx.paths())").split() == [ggufx.__file__, *ggufx.paths()]
 
 
 def test_every_field_and_tensor(model):
