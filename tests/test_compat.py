@@ -176,6 +176,8 @@ CORRUPT = {
     "truncated infos": File().tensor("a", (3,), 0).tensor("b", (3,), 0).header()[:-9],
     "a thousand million dimensions": File(infos=[Info(b"a", [4], 0, 0, n_dims=1 << 30)], data=bytes(64)),
     "key not UTF-8": File().add(b"\xff\xfe", U32, 1),
+    "key not UTF-8, its type past the end": File().add(b"\xff\xfe", U32, 1).header()[:-8],
+    "name not UTF-8, its dimensions past the end": File(infos=[Info(b"\xff\xfe", [4], 0, 0)]).header()[:-24],
 }
 ENDLESS = {
     "array of 2**60 bools": File().add("a", ARRAY, number(BOOL, 4) + number(1 << 60) + bytes(40)),

@@ -107,8 +107,8 @@ def build_fields(reader: Any, offs: int, count: int, names: Names) -> int:
         begin = cursor.pos
         length = cursor.u64(where)
         at = cursor.take(length, f"{where} (a key of {length} bytes)")
-        key = str(bytes(cursor.raw[at : at + length]), "utf-8")
-        where = f"metadata field {key!r}"
+        raw_key = bytes(cursor.raw[at : at + length])
+        where = f"metadata field {raw_key.decode(errors='replace')!r}"
         raw_type = cursor.u32(where)
         head = [
             Span(begin, cursor.u64_type, 1),
@@ -116,6 +116,8 @@ def build_fields(reader: Any, offs: int, count: int, names: Names) -> int:
             Span(at + length, cursor.u32_type, 1),
         ]
         parts, data, types = _value(reader, cursor, raw_type, head, where, names)
+        # Not before: of a key that isn't text and a value past the end, gguf tells the second.
+        key = str(raw_key, "utf-8")
         reader._push_field(names.field(begin, key, parts, data, types), skip_sum=True)
         where = f"the metadata field after {key!r}"
     return cursor.pos
@@ -204,12 +206,13 @@ def build_tensor_info(reader: Any, offs: int, count: int, names: Names) -> tuple
         begin = cursor.pos
         length = cursor.u64(where)
         at = cursor.take(length, f"{where} (a name of {length} bytes)")
-        name = str(bytes(cursor.raw[at : at + length]), "utf-8")
-        where = f"the info of tensor {name!r}"
+        raw_name = bytes(cursor.raw[at : at + length])
+        where = f"the info of tensor {raw_name.decode(errors='replace')!r}"
         dims_at = cursor.pos
         n_dims = cursor.u32(where)
         start = cursor.take(8 * n_dims, f"{where} ({n_dims} dimensions)")
         tail = cursor.take(12, where)
+        name = str(raw_name, "utf-8")
         head = (
             Span(begin, cursor.u64_type, 1),
             Span(at, _U8, length),
