@@ -33,8 +33,9 @@ def _stream_bytes() -> int:
 # Outputs of at least this many bytes are written past the cache.
 STREAM_BYTES: Final = _stream_bytes()
 
-# A thread must have at least this many values to decode before starting it pays. From the same sweep.
-VALUES_PER_THREAD: Final = 1 << 19
+# A thread must have at least this many values to decode before starting it pays: that takes some 60 us here, in which
+# one thread decodes a million. From benchmarks/results/sweep.md.
+VALUES_PER_THREAD: Final = 1 << 21
 
 # Parts a thread takes at a time: whole units of every type and whole cache lines of every dtype.
 PART_VALUES: Final = 1 << 20

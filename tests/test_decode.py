@@ -672,6 +672,12 @@ def test_cpus_are_the_least_of_affinity_and_quota(files, cpus, monkeypatch, tmp_
     assert threading_rules.available_cpus() == cpus
 
 
+@pytest.fixture(autouse=True)
+def _threads_that_pay_early(monkeypatch):
+    """A quarter of the values that would make a thread pay, so that samples can be small."""
+    monkeypatch.setattr(decoding, "VALUES_PER_THREAD", 1 << 19)
+
+
 @pytest.fixture
 def started(monkeypatch) -> list[threading.Thread]:
     """Threads that were started."""
