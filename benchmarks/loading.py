@@ -110,7 +110,7 @@ def main() -> int:
             total = sum(4 * t.size for t in f.tensors.values())
         for label, code in ROWS.items():
             command = [sys.executable, "-c", HEAD + code + TAIL, str(path), str(total)]
-            done = subprocess.run(command, capture_output=True, text=True)
+            done = subprocess.run(command, capture_output=True, text=True, cwd=HERE)
             if done.returncode:
                 rows.append({"row": label, "error": done.stderr.strip().splitlines()[-1]})
             else:

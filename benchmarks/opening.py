@@ -88,7 +88,7 @@ def measure(reader: str, path: Path, limit: float) -> dict[str, Any]:
     """Time one reader on one file."""
     command = [sys.executable, "-c", READERS[reader] + TIMED, str(path), str(limit / 10)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, cwd=HERE)
     except subprocess.TimeoutExpired:
         return {"reader": reader, "over": limit}
     if done.returncode:
