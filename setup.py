@@ -11,6 +11,7 @@ import sys
 from glob import glob
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 MSVC = sys.platform == "win32"
@@ -33,8 +34,21 @@ class BuildPy(build_py):
         return [*super().get_outputs(include_bytecode), os.path.join(self.build_lib, "ggufx_compat.pth")]
 
 
+class BuildExt(build_ext):
+    """Puts the extension into a clone's own package too.
+
+    ``python -m ggufx.bench`` in the clone imports the clone's package before the installed one, and would run without
+    kernels although the install has them.
+    """
+
+    def run(self):
+        super().run()
+        if not self.inplace and not sanitize and os.path.exists(".git"):
+            self.copy_extensions_to_source()
+
+
 setup(
-    cmdclass={"build_py": BuildPy},
+    cmdclass={"build_py": BuildPy, "build_ext": BuildExt},
     ext_modules=[
         Extension(
             "ggufx._native",

@@ -14,6 +14,9 @@ except ImportError as _error:  # installed without a compiler, or on a platform 
     _native = None  # type: ignore[assignment]
     # "Cannot import name" is how Python says that there is no such file; anything else is the loader's complaint.
     _missing_extension = "it wasn't built" if "cannot import name" in str(_error) else str(_error)
+    if os.path.exists(os.path.join(os.path.dirname(__file__), os.pardir, "setup.py")):
+        # The current folder comes first for `python -m`, so this may not be the package that was installed.
+        _missing_extension += f" in the source tree {os.path.dirname(os.path.dirname(__file__))!r}"
 
 __all__ = ["NUMPY", "available", "native", "problems", "resolve"]
 

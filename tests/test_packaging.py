@@ -126,6 +126,20 @@ def test_install_without_a_compiler(source, tmp_path):
 
 
 @needs_build_tools
+@needs_compiler
+def test_a_clone_runs_with_the_kernels_it_was_installed_with(source, tmp_path):
+    """`python -m` in the clone's folder finds the clone's package, not the installed one."""
+    clone = tmp_path / "clone"
+    shutil.copytree(source, clone, ignore=shutil.ignore_patterns("build", "*.egg-info", "*.so"))
+    (clone / ".git").mkdir()
+    env = {k: v for k, v in os.environ.items() if k not in ("GGUFX_PATH", "PYTHONPATH")}
+    report = run(sys.executable, "-m", "ggufx", "--info", cwd=clone, env=env)
+    assert f"it wasn't built in the source tree {str(clone)!r}" in report
+    wheel_of(clone, tmp_path, GGUFX_REQUIRE_NATIVE="1")
+    assert "scalar" in run(sys.executable, "-m", "ggufx", "--info", cwd=clone, env=env).splitlines()[1]
+
+
+@needs_build_tools
 def test_a_failed_compile_can_be_an_error(source, tmp_path):
     command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(tmp_path), str(source)]
     env = os.environ | {"CC": "false", "CXX": "false", "LDSHARED": "false", "GGUFX_REQUIRE_NATIVE": "1"}
