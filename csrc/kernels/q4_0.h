@@ -9,7 +9,11 @@ typedef struct {
 static const int8_t q4_0_values[32] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 
 INLINE void decode_q4_0(const block_q4_0 *b, sink y) {
-    put_scaled(y, 0, scaled_levels(y, q4_0_values, half_at(y, b->d)), nibbles(b->qs));
+    const float d = half_at(y, b->d);
+    if (y.dtype == GGUFX_F32)
+        put(y, 0, multiply(subtract(floats_of_nibbles(b->qs), every(8)), every(d)));
+    else
+        put_scaled(y, 0, scaled_levels(y, q4_0_values, d), nibbles(b->qs));
 }
 
 #endif

@@ -23,9 +23,16 @@ INLINE void decode_q4_k(const block_q4_k *b, sink y) {
     two_halves_at(y, b->d, &d, &dmin);
     store_unsigned(s, scales_and_mins(b->scales), d, dmin);
     for (int k = 0; k < 4; k++) {
-        const bytes q = load_bytes(b->qs + 32 * k);
-        put_affine(y, 64 * k, affine_levels(y, s[2 * k], s[2 * k + 8]), field(q, 0, 15));
-        put_affine(y, 64 * k + 32, affine_levels(y, s[2 * k + 1], s[2 * k + 9]), field(q, 4, 15));
+        const uint8_t *const q = b->qs + 32 * k;
+        const float *const t = s + 2 * k;
+        if (y.dtype == GGUFX_F32) {
+            const floats first = floats_of_nibbles(q), second = floats_of_nibbles(q + 16);
+            put(y, 64 * k, subtract(multiply(first_halves(first, second), every(t[0])), every(t[8])));
+            put(y, 64 * k + 32, subtract(multiply(second_halves(first, second), every(t[1])), every(t[9])));
+        } else {
+            put_words(y, 64 * k, affine_table(y, t[0], t[8]), field(load_bytes(q), 0, 15));
+            put_words(y, 64 * k + 32, affine_table(y, t[1], t[9]), field(load_bytes(q), 4, 15));
+        }
     }
 }
 

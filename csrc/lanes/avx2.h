@@ -70,6 +70,16 @@ INLINE floats from_unsigned(bytes v) {
     return (floats){_mm256_cvtepi32_ps(eight_wide(a, 0)), _mm256_cvtepi32_ps(eight_wide(a, 1)),
                     _mm256_cvtepi32_ps(eight_wide(b, 0)), _mm256_cvtepi32_ps(eight_wide(b, 1))};
 }
+/* Loaded into both lanes at once, nibbles need no shuffle across them. */
+INLINE floats floats_of_nibbles(const void *p) {
+    const __m256i v = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
+    const bytes low = field(v, 0, 15), high = field(v, 4, 15);
+    return (floats){_mm256_cvtepi32_ps(eight_wide(low, 0)), _mm256_cvtepi32_ps(eight_wide(low, 1)),
+                    _mm256_cvtepi32_ps(eight_wide(high, 0)), _mm256_cvtepi32_ps(eight_wide(high, 1))};
+}
+INLINE floats first_halves(floats x, floats y) { return (floats){x.a, x.b, y.a, y.b}; }
+INLINE floats second_halves(floats x, floats y) { return (floats){x.c, x.d, y.c, y.d}; }
+
 INLINE __m256 eight_signed(__m128i v) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)); }
 INLINE floats from_signed(bytes v) {
     const __m128i a = _mm256_castsi256_si128(v), b = _mm256_extracti128_si256(v, 1);

@@ -52,6 +52,14 @@ INLINE floats from_signed(bytes v) {
     return (floats){_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(v))),
                     _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(v, 1)))};
 }
+/* Widened once, before the nibbles are taken apart. */
+INLINE floats floats_of_nibbles(const void *p) {
+    const __m512i v = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+    return (floats){_mm512_cvtepi32_ps(_mm512_and_si512(v, _mm512_set1_epi32(15))),
+                    _mm512_cvtepi32_ps(_mm512_srli_epi32(v, 4))};
+}
+INLINE floats first_halves(floats x, floats y) { return (floats){x.a, y.a}; }
+INLINE floats second_halves(floats x, floats y) { return (floats){x.b, y.b}; }
 INLINE floats load_signed(const void *p) {
     const __m128i *v = p;
     return (floats){_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(v))),

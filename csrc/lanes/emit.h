@@ -95,7 +95,7 @@ INLINE void store_odd_scales(float *out, const uint8_t *scales, float d) {
 
 typedef struct {
     const int8_t *values; /* 16 levels of 8 bits, and 16 bytes that are never looked up */
-    floats d, m;
+    floats d;
     words table;
 } levels;
 
@@ -128,18 +128,9 @@ INLINE void put_scaled(sink y, int i, levels t, bytes codes) {
         put_words(y, i, t.table, codes);
 }
 
-/* code * d - m */
-INLINE levels affine_levels(sink y, float d, float m) {
-    levels t;
-    t.d = every(d), t.m = every(m);
-    if (y.dtype != GGUFX_F32) t.table = table_of(y, subtract(multiply(from_unsigned(load_bytes(ascending)), t.d), t.m));
-    return t;
-}
-INLINE void put_affine(sink y, int i, levels t, bytes codes) {
-    if (y.dtype == GGUFX_F32)
-        affine(y, i, codes, t.d, t.m);
-    else
-        put_words(y, i, t.table, codes);
+/* code * d - m, for halves. */
+INLINE words affine_table(sink y, float d, float m) {
+    return table_of(y, subtract(multiply(from_unsigned(load_bytes(ascending)), every(d)), every(m)));
 }
 
 #endif

@@ -221,6 +221,17 @@ INLINE floats from_signed(bytes v) {
     }
     return r;
 }
+INLINE floats floats_of_nibbles(const void *p) { return from_unsigned(nibbles(p)); }
+INLINE floats first_halves(floats x, floats y) {
+    floats r;
+    EIGHT r.at[i] = i < 4 ? x.at[i] : y.at[i - 4];
+    return r;
+}
+INLINE floats second_halves(floats x, floats y) {
+    floats r;
+    EIGHT r.at[i] = i < 4 ? x.at[i + 4] : y.at[i];
+    return r;
+}
 INLINE floats load_signed(const void *p) { return from_signed(load_bytes(p)); }
 INLINE floats load_halves(const void *p) {
     floats r;

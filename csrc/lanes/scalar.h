@@ -253,6 +253,17 @@ INLINE floats from_signed(bytes v) {
     EACH r.at[i] = (int8_t)v.at[i];
     return r;
 }
+/* from_unsigned(nibbles(p)), which lanes may have a shorter way for. */
+INLINE floats floats_of_nibbles(const void *p) { return from_unsigned(nibbles(p)); }
+/* The first sixteen of both; the last sixteen of both. */
+INLINE floats first_halves(floats x, floats y) {
+    memcpy(x.at + 16, y.at, sizeof x.at / 2);
+    return x;
+}
+INLINE floats second_halves(floats x, floats y) {
+    memcpy(y.at, x.at + 16, sizeof x.at / 2);
+    return y;
+}
 INLINE floats load_signed(const void *p) { return from_signed(load_bytes(p)); }
 INLINE floats load_halves(const void *p) {
     uint16_t h[32];
