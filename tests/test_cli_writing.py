@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import gguf_bytes as gb
 import numpy as np
 import pytest
 from range_server import RangeServer
@@ -125,6 +126,15 @@ def test_plan(cli, model: Path) -> None:
     assert report["groups"]["mix"] == "Q4_K_M"
     assert {row["name"] for row in report["groups"]["rows"]} == {"token_embd", "attn_q", "attn_v", "ffn_down"}
     assert cli("plan", model, "--cache-type-v", "q99")[0] == 2
+
+
+def test_plan_shows_no_escapes(cli, tmp_path: Path) -> None:
+    file = gb.File().add("general.architecture", gb.STRING, b"x\x1b[31m").add("x\x1b[31m.block_count", gb.U32, 1)
+    path = file.tensor("blk.0.\x1b[2Jw", (4, 256), 0).tensor("\x1b[5m", (4, 256), 0).write(tmp_path / "m.gguf")
+    for extra in ((), ("--mix", "Q4_K_M")):
+        code, text, err = cli("plan", path, *extra)
+        assert code == 0
+        assert "\x1b" not in text + err
 
 
 def test_plan_of_the_sample(cli) -> None:

@@ -12,6 +12,7 @@ from ..formats import QType
 from ..plan import OVERHEAD, MixPlan, Plan, plan
 from ..sizes import format_size, parse_size
 from . import sample
+from .terminal import printable
 
 __all__ = ["add_arguments", "run"]
 
@@ -86,7 +87,7 @@ def _speed(p: Plan, mix: MixPlan, arguments: argparse.Namespace) -> float | None
 
 
 def _print_mixes(p: Plan, arguments: argparse.Namespace) -> None:
-    print(f"{p.size:,} weights, {p.facts.arch}, {p.facts.n_layer} layers")
+    print(f"{p.size:,} weights, {printable(p.facts.arch)}, {p.facts.n_layer} layers")
     print(
         f"cache for {p.context} tokens {format_size(p.cache_nbytes)} ({p.k_type.name} keys, {p.v_type.name} values), "
         f"overhead {format_size(p.overhead)}"
@@ -142,7 +143,7 @@ def _print_groups(mix: MixPlan) -> None:
         prices = ", ".join(f"{name} +{format_size(price)}" for name, price in row["prices"].items())
         strip = row["strip"] if len(row["strip"]) <= 48 else row["strip"][:45] + "..."
         share = 100 * row["bytes"] / mix.nbytes
-        print(f"{row['name']:20} {format_size(row['bytes']):>12} {share:5.1f}%  {strip}  {prices}")
+        print(f"{printable(row['name']):20} {format_size(row['bytes']):>12} {share:5.1f}%  {strip}  {prices}")
 
 
 def _report(p: Plan, chosen: MixPlan | None, arguments: argparse.Namespace) -> dict[str, Any]:
