@@ -168,7 +168,9 @@ def make_lfm2(path: Path) -> None:
 
 def run(code: str, path: Path, way: str, runs: int) -> dict[str, Any]:
     """Measure one way in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", code, str(path), way, str(runs)], capture_output=True, text=True, cwd=HERE)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), way, str(runs)], capture_output=True, text=True, cwd=HERE
+    )
     if done.returncode:
         return {"way": way, "error": done.stderr.strip().splitlines()[-1]}
     measured: dict[str, Any] = {"way": way} | json.loads(done.stdout.strip().splitlines()[-1])
