@@ -149,7 +149,8 @@ def readme_table(measured: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"Decoding 64 Mi weights to float32 in touched memory, on one thread of: {m['cpu']}, {m['compiler']},",
-            f"numpy {m['numpy']}, commit {m['commit']}; benchmarks/results/decode.md has the other paths and the versions.",
+            f"numpy {m['numpy']}, commit {m['commit']}; the other paths and the versions are in",
+            "benchmarks/results/decode.md.",
             "",
             *lines,
             "",
