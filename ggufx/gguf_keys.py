@@ -1,11 +1,11 @@
-"""The keys behind the ``add_*`` calls of the gguf package's writer, by the type of value they take.
+"""The keys behind the ``add_*`` calls of the gguf package's writer by the type of value they take, and their arguments.
 
 Facts of gguf 0.19.0, written down as data; a test calls every method of the installed package and compares.
 """
 
 from __future__ import annotations
 
-__all__ = ["KEYS"]
+__all__ = ["KEYS", "parameter"]
 
 # Type -> name of the call without ``add_`` -> key. ``{arch}`` is the writer's architecture, ``{id}`` the call's first
 # argument; "uint32|array" is uint32 for an int and an array for a sequence.
@@ -264,3 +264,70 @@ KEYS: dict[str, dict[str, str]] = {
         "sliding_window_pattern": "{arch}.attention.sliding_window_pattern",
     },
 }
+
+# What a call names its value where that isn't ``value``: parameter -> calls. Calls in OWN_NAME give it their own name,
+# behind a prefix like ``sampling_`` or ``dataset_``.
+PARAMETERS: dict[str, str] = {
+    "values": (
+        "activation_sparsity_scale swiglu_clamp_exp swiglu_clamp_shexp vision_image_mean vision_image_std "
+        "xielu_alpha_p xielu_alpha_n xielu_beta xielu_eps"
+    ),
+    "dims": "rope_dimension_sections",
+    "tokens": "token_list",
+    "merges": "token_merges",
+    "types": "token_types",
+    "scores": "token_scores",
+    "charsmap": "precompiled_charsmap",
+    "labels": "classifier_output_labels",
+    "layers": "vision_wa_layer_indexes vision_is_deepstack_layers",
+    "use": "parallel_residual",
+    "bias": "max_alibi_bias",
+    "type_name": "type",
+    "quantized": "quantized_by",
+    "license": "license_name license_link",
+    "layout": "tensor_data_layout",
+    "model": "tokenizer_model",
+    "pre": "tokenizer_pre",
+    "ftype": "file_type",
+    "source_count": "base_model_count dataset_count",
+    "size": "vocab_size wkv_head_size",
+    "length": (
+        "context_length embedding_length embedding_length_out features_length posnet_embedding_length "
+        "posnet_block_count convnext_embedding_length convnext_block_count shortconv_l_cache block_count "
+        "leading_dense_block_count expert_feed_forward_length expert_shared_feed_forward_length "
+        "expert_chunk_feed_forward_length key_length value_length key_length_mla value_length_mla key_length_swa "
+        "value_length_swa indexer_key_length q_lora_rank kv_lora_rank decay_lora_rank iclr_lora_rank "
+        "value_residual_mix_lora_rank gate_lora_rank feed_forward_length"
+    ),
+    "interval": "full_attention_interval",
+    "id": (
+        "decoder_start_token_id bos_token_id eos_token_id unk_token_id sep_token_id pad_token_id mask_token_id "
+        "eot_token_id eom_token_id"
+    ),
+    "val": "altup_active_idx altup_num_inputs",
+    "count": (
+        "indexer_head_count expert_count expert_used_count expert_shared_count expert_group_count "
+        "expert_group_used_count experts_per_group nextn_predict_layers rescale_every_n_layers token_shift_count "
+        "num_deepstack_layers rope_dimension_count rope_dimension_count_swa head_count head_count_kv"
+    ),
+    "top_k": "indexer_top_k",
+    "dim": "time_mix_extra_dim time_decay_extra_dim",
+}
+OWN_NAME = (
+    "tags languages sampling_top_p sampling_min_p sampling_xtc_probability sampling_xtc_threshold sampling_temp "
+    "sampling_penalty_repeat sampling_mirostat_tau sampling_mirostat_eta sampling_top_k sampling_penalty_last_n "
+    "sampling_mirostat sampling_sequence name author version organization finetune basename description "
+    "size_label license url doi uuid repo_url source_url source_doi source_uuid source_repo_url base_model_name "
+    "base_model_author base_model_version base_model_organization base_model_description base_model_url "
+    "base_model_doi base_model_uuid base_model_repo_url dataset_name dataset_author dataset_version "
+    "dataset_organization dataset_description dataset_url dataset_doi dataset_uuid dataset_repo_url "
+    "quantization_version"
+)
+PREFIXES = ("sampling_", "source_", "base_model_", "dataset_")
+
+
+def parameter(call: str) -> str:
+    """The name of a call's value: ``length`` for ``block_count``."""
+    if call in OWN_NAME.split():
+        return next((call.removeprefix(p) for p in PREFIXES if call.startswith(p)), call)
+    return next((name for name, calls in PARAMETERS.items() if call in calls.split()), "value")

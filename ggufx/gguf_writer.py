@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import logging
 import os
-import string
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 
 from .errors import GGUFError
-from .fieldbytes import Encoded, Layout, value_type
 from .formats import QType, nbytes
-from .gguf_keys import KEYS
-from .outfile import OutputFile
+from .gguf_fields import GGUFFields, GGUFValue
+from .outfile import OutputFile, check_free_space
 from .splits import shard_name
-from .stream import Entry, PlannedFile, Stream, header_bytes, padded
+from .stream import padded
 from .valuetypes import ValueType
 
-__all__ = ["GGUFWriter", "TensorInfo", "WriterState"]
+__all__ = ["GGUFValue", "GGUFWriter", "TensorInfo", "WriterState"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ _FROM_DTYPE = {
     "int32": QType.I32,
     "int64": QType.I64,
 }
-# Spooled tensors are read back in pieces of this many bytes.
+# Tensors in the temporary file are read back in pieces of this many bytes.
 PIECE = 1 << 24
 
 
@@ -59,7 +59,7 @@ class WriterState(Enum):
 
 @dataclass
 class TensorInfo:
-    """A planned tensor: logical shape, type, bytes, and the array until it is written."""
+    """A planned tensor: logical shape, type, bytes, and the array until it is written (lazy ones as they are given)."""
 
     shape: Sequence[int]
     dtype: QType
@@ -67,7 +67,7 @@ class TensorInfo:
     tensor: Any = None
 
 
-class GGUFWriter:
+class GGUFWriter(GGUFFields):
     """Write GGUF with the calls of the gguf package's class of this name.
 
     Parameters
@@ -87,16 +87,22 @@ class GGUFWriter:
     small_first_shard : bool
         Keep tensors out of the first shard.
 
+    Attributes
+    ----------
+    kv_data, tensors : list of dict
+        Metadata and planned tensors of each shard; what is put into them or taken out counts.
+    state : WriterState
+    data_alignment : int
+    fout : list of file, or None
+        The files while they are written, under their hidden names. What a program writes into them itself has to
+        be what was planned: :meth:`close` lets a file appear only when it has the planned size.
+
     Notes
     -----
     ``add_block_count``, ``add_token_list`` and the rest of gguf's 240 calls exist under their names; the table of their
     keys is :data:`ggufx.gguf_keys.KEYS`. Shards after the first repeat ``general.alignment`` where it was set, because
     each is read by itself; gguf leaves it out.
     """
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Callable[..., None]: ...
 
     def __init__(
         self,
@@ -109,65 +115,22 @@ class GGUFWriter:
         dry_run: bool = False,
         small_first_shard: bool = False,
     ) -> None:
+        super().__init__(arch, endianess)
         self.path = Path(path) if path else None
-        self.arch = arch
-        self.endianess = endianess
         self.data_alignment = 32
         self.use_temp_file = use_temp_file
+        self.temp_file: IO[bytes] | None = None
         self.split_max_tensors = split_max_tensors
         self.split_max_size = split_max_size
         self.dry_run = dry_run
         self.small_first_shard = small_first_shard
         self.state = WriterState.NO_FILE
         self.tensors: list[dict[str, TensorInfo]] = [{}, {}] if small_first_shard else [{}]
-        self._layout = Layout("big" if endianess else "little")
-        self._fields: dict[str, Encoded] = {}
-        self._spool: Any = None
-        self._stream: Stream | None = None
+        self.fout: list[IO[bytes]] | None = None
+        self._outputs: list[OutputFile] = []
+        # Where each tensor of each shard ends; known when the tensor infos are written.
+        self._ends: list[list[int]] = []
         self.add_architecture()
-
-    # --- metadata ----------------------------------------------------------------------------------------------------
-
-    def add_key_value(self, key: str, val: Any, vtype: int, sub_type: int | None = None) -> None:
-        """Set a key to a value of the given type; `sub_type` is the elements' type of an array.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If the value isn't of the type; the message names the key.
-        """
-        kind = value_type(int(vtype))
-        if key in self._fields:
-            logger.warning("%r is there already and gets a new value", key)
-        if kind is ValueType.ARRAY:
-            if sub_type is not None:
-                self._fields[key] = self._layout.encode(key, val, value_type(int(sub_type)))
-            elif isinstance(val, bytes):
-                self._fields[key] = self._layout.encode(key, list(val), ValueType.UINT8)
-            else:
-                self._fields[key] = self._layout.encode(key, val)
-            if self._fields[key].type is not ValueType.ARRAY:
-                raise TypeError(f"metadata key {key!r}: a sequence was expected, not {val!r}")
-            return
-        if kind is ValueType.BOOL:
-            val = bool(val)
-        elif kind not in (ValueType.STRING, ValueType.FLOAT32, ValueType.FLOAT64) and isinstance(val, bool):
-            val = int(val)
-        self._fields[key] = self._layout.encode(key, val, kind)
-
-    def add_string(self, key: str, val: str | bytes) -> None:
-        """Set a string; empty ones are left out, as gguf does."""
-        if val:
-            self.add_key_value(key, val, ValueType.STRING)
-
-    def add_array(self, key: str, val: Sequence[Any]) -> None:
-        """Set an array; empty ones are left out, as gguf does."""
-        if len(val):
-            self.add_key_value(key, val, ValueType.ARRAY)
-
-    def add_architecture(self) -> None:
-        """Set ``general.architecture``."""
-        self.add_string("general.architecture", self.arch)
 
     def add_custom_alignment(self, alignment: int) -> None:
         """Set the alignment of tensor data, a power of two."""
@@ -176,29 +139,18 @@ class GGUFWriter:
         self.data_alignment = alignment
         self.add_key_value("general.alignment", alignment, ValueType.UINT32)
 
-    def add_dense_features_dims(self, dense: str, in_f: int, out_f: int) -> None:
-        """Set the sizes of a dense module behind an embedding model."""
-        self.add_key_value(f"{self.arch}.{dense}_feat_in", in_f, ValueType.UINT32)
-        self.add_key_value(f"{self.arch}.{dense}_feat_out", out_f, ValueType.UINT32)
-
-    def add_chat_template(self, value: str | Sequence[Mapping[str, str]]) -> None:
-        """Set the chat template, or several by name with the one called ``default`` as the template."""
-        if not isinstance(value, str):
-            letters = string.ascii_letters + string.digits
-            named = {
-                "".join(c if c in letters else "_" for c in choice.get("name", "")): choice.get("template")
-                for choice in value
-            }
-            templates = {name: text for name, text in named.items() if name and text is not None}
-            default = templates.pop("default", None)
-            for name, text in templates.items():
-                self.add_string(f"tokenizer.chat_template.{name}", text)
-            if templates:
-                self.add_array("tokenizer.chat_templates", list(templates))
-            if default is None:
-                return
-            value = default
-        self.add_string("tokenizer.chat_template", value)
+    def add_shard_kv_data(self) -> None:
+        """Give each shard its ``split.*`` keys, where there are several; :meth:`write_header_to_file` does it."""
+        count = len(self.tensors)
+        if count == 1:
+            return
+        alignment = {k: v for k, v in self.kv_data[0].items() if k == "general.alignment"}
+        self.kv_data.extend(dict(alignment) for _ in range(len(self.kv_data), count))
+        total = sum(len(tensors) for tensors in self.tensors)
+        for number, fields in enumerate(self.kv_data):
+            fields["split.no"] = GGUFValue(number, ValueType.UINT16)
+            fields["split.count"] = GGUFValue(count, ValueType.UINT16)
+            fields["split.tensors.count"] = GGUFValue(total, ValueType.INT32)
 
     # --- tensors -----------------------------------------------------------------------------------------------------
 
@@ -285,34 +237,20 @@ class GGUFWriter:
         tensor_endianess : int, optional
             Byte order of the array, the machine's by default.
         """
+        if self._differs(tensor_endianess):
+            tensor = tensor.byteswap(inplace=False)
         shape = tensor.shape if raw_shape is None else raw_shape
         self.add_tensor_info(name, shape, tensor.dtype, tensor.nbytes, raw_dtype)
-        info = self.tensors[-1][name]
-        swap = self._differs(tensor_endianess)
-        if self.use_temp_file:
-            info.tensor = self._spooled(_eager(tensor, swap))
-        else:
-            info.tensor = lambda: _eager(tensor, swap)
+        if not self.use_temp_file:
+            self.tensors[-1][name].tensor = tensor
+            return
+        if self.temp_file is None:
+            self.temp_file = tempfile.TemporaryFile(dir=self.path.parent if self.path else None)  # noqa: SIM115
+        self.temp_file.write(_raw(tensor))
 
     def _differs(self, tensor_endianess: int | None) -> bool:
         native = 1 if sys.byteorder == "big" else 0
         return (native if tensor_endianess is None else tensor_endianess) != self.endianess
-
-    def _spooled(self, array: np.ndarray[Any, Any]) -> Callable[[], Iterator[bytes]]:
-        """Put an array's bytes into the temporary file; returns what reads them back."""
-        if self._spool is None:
-            self._spool = tempfile.TemporaryFile(dir=self.path.parent if self.path else None)  # noqa: SIM115
-        spool = self._spool
-        start = spool.seek(0, os.SEEK_END)
-        spool.write(array.reshape(-1).view(np.uint8).data)
-        size = array.nbytes
-
-        def read() -> Iterator[bytes]:
-            for at in range(0, size, PIECE):
-                spool.seek(start + at)
-                yield spool.read(min(PIECE, size - at))
-
-        return read
 
     def get_total_parameter_count(self) -> tuple[int, int, int, int]:
         """Parameters in all, shared, of one expert, and the number of experts; LoRA pairs make the total negative."""
@@ -359,7 +297,8 @@ class GGUFWriter:
             raise ValueError("the writer has no path yet")
         names = self.format_shard_names(self.path)
         for name, tensors in zip(names, self.tensors, strict=True):
-            logger.info("%s: %d tensors, %d bytes", name, len(tensors), sum(t.nbytes for t in tensors.values()))
+            size = self.format_n_bytes_to_str(sum(t.nbytes for t in tensors.values()))
+            logger.info("%s: n_tensors = %d, total_size = %s", name, len(tensors), size)
         if self.dry_run:
             for name in names:
                 print(name)
@@ -367,30 +306,63 @@ class GGUFWriter:
         return names
 
     def open_output_file(self, path: Path | None = None) -> None:
-        """Settle the path; may be called again with the same one."""
+        """Open the files under their hidden names; may be called again with the same path."""
         if self.state is WriterState.EMPTY and (path is None or path == self.path):
             return
         self._expect(WriterState.NO_FILE)
         if path is not None:
             self.path = Path(path)
-        if self.path is not None:
-            self.print_plan()
-            self.state = WriterState.EMPTY
+        if self.path is None:
+            return
+        names = self.print_plan()
+        planned = [info.nbytes for tensors in self.tensors for info in tensors.values()]
+        check_free_space(os.path.realpath(names[0]), sum(padded(n, self.data_alignment) for n in planned))
+        self.fout = []
+        self._let_go = weakref.finalize(self, _let_go, self._outputs, self.fout)
+        for name in names:
+            self._outputs.append(OutputFile(name))
+            self.fout.append(open(self._outputs[-1].partial, "wb"))  # noqa: SIM115
+        self.state = WriterState.EMPTY
 
     def write_header_to_file(self, path: Path | None = None) -> None:
-        """Begin the file; no tensor can be added after it."""
+        """Begin the files; no tensor can be added after it."""
         if len(self.tensors) == 1 and (self.split_max_tensors or self.split_max_size):
             logger.warning("the model stays within one shard")
         self.open_output_file(path)
-        self._advance(WriterState.EMPTY, WriterState.HEADER)
+        fout = self._expect(WriterState.EMPTY)
+        self.add_shard_kv_data()
+        layout = self._layout
+        for file, tensors, fields in zip(fout, self.tensors, self.kv_data, strict=True):
+            file.write(b"GGUF" + layout.u32(layout.version) + layout.u64(len(tensors)) + layout.u64(len(fields)))
+        self.state = WriterState.HEADER
 
     def write_kv_data_to_file(self) -> None:
-        """Settle the metadata."""
-        self._advance(WriterState.HEADER, WriterState.KV_DATA)
+        """Write the metadata."""
+        layout = self._layout
+        for file, fields in zip(self._expect(WriterState.HEADER), self.kv_data, strict=True):
+            for key, field in fields.items():
+                encoded = self._encoded(key, field)
+                file.write(layout.string(key) + layout.u32(encoded.type) + encoded.payload)
+        self.state = WriterState.KV_DATA
 
     def write_ti_data_to_file(self) -> None:
-        """Settle the tensor infos."""
-        self._advance(WriterState.KV_DATA, WriterState.TI_DATA)
+        """Write the tensor infos."""
+        layout = self._layout
+        for file, tensors in zip(self._expect(WriterState.KV_DATA), self.tensors, strict=True):
+            offset, ends = 0, []
+            for name, info in tensors.items():
+                dims = b"".join(layout.u64(dim) for dim in reversed(info.shape))
+                file.write(layout.string(name) + layout.u32(len(info.shape)) + dims)
+                file.write(layout.u32(info.dtype) + layout.u64(offset))
+                ends.append(offset + info.nbytes)
+                offset = padded(offset + info.nbytes, self.data_alignment)
+            start = padded(file.tell(), self.data_alignment)
+            self._ends.append([start + end for end in ends])
+        self.state = WriterState.TI_DATA
+
+    def write_padding(self, fp: IO[bytes], n: int, align: int | None = None) -> None:
+        """Write the zeros that bring `n` bytes to a multiple of `align`, by default of the data's alignment."""
+        fp.write(bytes(-n % (self.data_alignment if align is None else align)))
 
     def write_tensor_data(self, tensor: Any, tensor_endianess: int | None = None) -> None:
         """Write the data of the next tensor of those planned by :meth:`add_tensor_info`.
@@ -402,36 +374,45 @@ class GGUFWriter:
         """
         if self.state not in (WriterState.TI_DATA, WriterState.WEIGHTS):
             raise ValueError(f"the file is {self.state.name}, write_ti_data_to_file comes first")
-        stream = self._begin()
-        if stream.next is None:
+        number = next((n for n, tensors in enumerate(self.tensors) if tensors), None)
+        if number is None:
             raise ValueError("all planned tensors are written already")
-        if stream.next.nbytes != tensor.nbytes:
-            raise ValueError(
-                f"tensor {stream.next.name!r}: {tensor.nbytes} bytes are given, {stream.next.nbytes} were planned"
-            )
-        stream.put(_eager(tensor, self._differs(tensor_endianess)))
+        name, info = next(iter(self.tensors[number].items()))
+        if info.nbytes != tensor.nbytes:
+            raise ValueError(f"tensor {name!r}: {tensor.nbytes} bytes are given, {info.nbytes} were planned")
+        if self._differs(tensor_endianess):
+            tensor = tensor.byteswap(inplace=False)
+        del self.tensors[number][name]
+        self._put(number, name, info.nbytes, [_raw(tensor)])
+        self.state = WriterState.WEIGHTS
 
     def write_tensors_to_file(self, *, progress: bool = False) -> None:
         """Write the data of all tensors, evaluating lazy ones and releasing each when it is written."""
         self.write_ti_data_to_file()
-        stream = self._begin()
         bar = None
         if progress:
             from tqdm import tqdm
 
-            bar = tqdm(desc="Writing", total=stream.total, unit="byte", unit_scale=True)
-        infos = [info for tensors in self.tensors for info in tensors.values()]
-        for info in infos:
-            stream.put()
-            info.tensor = None
-            if bar is not None:
-                bar.update(info.nbytes)
+            total = sum(info.nbytes for tensors in self.tensors for info in tensors.values())
+            bar = tqdm(desc="Writing", total=total, unit="byte", unit_scale=True)
+        if self.temp_file is not None:
+            self.temp_file.seek(0)
+        for number, (file, tensors) in enumerate(zip(self.fout or (), self.tensors, strict=True)):
+            self.write_padding(file, file.tell())
+            for name, info in tensors.items():
+                self._put(number, name, info.nbytes, self._data(name, info))
+                info.tensor = None
+                if bar is not None:
+                    bar.update(info.nbytes)
         if bar is not None:
             bar.close()
-        self._finish()
+        self.state = WriterState.WEIGHTS
+        self._publish()
 
     def flush(self) -> None:
-        """Nothing to do: a file appears when it is complete."""
+        """Hand what is buffered to the system; the files keep their hidden names until they are complete."""
+        for file in self.fout or ():
+            file.flush()
 
     def close(self) -> None:
         """Let the files appear, if they haven't.
@@ -441,130 +422,79 @@ class GGUFWriter:
         GGUFError
             If planned tensors weren't written; no file appears then.
         """
-        pending = sum(len(t) for t in self.tensors) if self._stream is None else len(self._stream)
-        if self.state in (WriterState.NO_FILE, WriterState.EMPTY):
-            return
-        if self._stream is None and self.state is not WriterState.WEIGHTS and not pending:
-            self._finish_early()
-        elif self._stream is not None:
-            if pending:
-                self._stream.discard()
-                self._stream = None
-                raise GGUFError(f"{self.path}: {pending} planned tensors weren't written, so no file is made")
-            self._finish()
-        elif pending and self.state is not WriterState.WEIGHTS:
-            raise GGUFError(f"{self.path}: {pending} planned tensors weren't written, so no file is made")
+        try:
+            if self._outputs and self.state is not WriterState.EMPTY:
+                self._publish()
+        finally:
+            if self.fout is not None:
+                self._let_go()
+            if self.temp_file is not None:
+                self.temp_file.close()
+            self.fout = self.temp_file = None
 
-    def _expect(self, state: WriterState) -> None:
+    @staticmethod
+    def format_n_bytes_to_str(num: int) -> str:
+        """A byte count as gguf prints it, in decimal units."""
+        if not num:
+            return "negligible - metadata only"
+        size = float(num)
+        for unit in ("", "K", "M", "G"):
+            if abs(size) < 1000:
+                return f"{size:3.1f}{unit}"
+            size /= 1000
+        return f"{size:.1f}T - over 1TB, split recommended"
+
+    def _expect(self, state: WriterState) -> list[IO[bytes]]:
         if self.state is not state:
             raise ValueError(f"the output file should be {state.name}, but is {self.state.name}")
+        return self.fout or []
 
-    def _advance(self, before: WriterState, after: WriterState) -> None:
-        self._expect(before)
-        self.state = after
+    def _data(self, name: str, info: TensorInfo) -> Iterator[Any]:
+        """A tensor's bytes; those in the temporary file follow each other as they are written."""
+        if self.temp_file is not None:
+            for at in range(0, info.nbytes, PIECE):
+                yield self.temp_file.read(min(PIECE, info.nbytes - at))
+        elif info.tensor is None:
+            raise ValueError(f"tensor {name!r} was planned without data: write_tensor_data brings it")
+        else:
+            yield _raw(info.tensor)
 
-    def _files(self, *, pad: bool) -> list[PlannedFile]:
-        assert self.path is not None
-        names = self.format_shard_names(self.path)
-        total = sum(len(t) for t in self.tensors)
-        files = []
-        for number, (name, tensors) in enumerate(zip(names, self.tensors, strict=True)):
-            fields = dict(self._fields) if number == 0 else {}
-            if number and "general.alignment" in self._fields:
-                fields["general.alignment"] = self._fields["general.alignment"]
-            if len(names) > 1:
-                for key, value, kind in (
-                    ("split.no", number, ValueType.UINT16),
-                    ("split.count", len(names), ValueType.UINT16),
-                    ("split.tensors.count", total, ValueType.INT32),
-                ):
-                    fields[key] = self._layout.encode(key, value, kind)
-            entries = [Entry(n, tuple(t.shape), t.dtype, t.nbytes, _source(t), None) for n, t in tensors.items()]
-            header = header_bytes(self._layout, fields, entries, self.data_alignment, pad=pad)
-            files.append(PlannedFile(str(name), header, entries))
-        return files
+    def _put(self, number: int, name: str, size: int, pieces: Iterable[Any]) -> None:
+        assert self.fout is not None
+        file = self.fout[number]
+        self.write_padding(file, file.tell())
+        if (written := sum(file.write(piece) for piece in pieces)) != size:
+            raise GGUFError(f"tensor {name!r}: its source gave {written} bytes where {size} were planned")
+        self.write_padding(file, size)
 
-    def _begin(self) -> Stream:
-        if self._stream is None:
-            self._stream = Stream(self._files(pad=True), self.data_alignment)
-            self.state = WriterState.WEIGHTS
-        return self._stream
-
-    def _finish(self) -> None:
-        assert self._stream is not None
-        try:
-            self._stream.finish()
-        finally:
-            self._stream.discard()
-            self._stream = None
-            if self._spool is not None:
-                self._spool.close()
-                self._spool = None
-
-    def _finish_early(self) -> None:
-        """A file of metadata alone, ended where the calls ended: without padding, as gguf leaves it."""
-        (file, *_) = self._files(pad=False)
-        header = file.header[:24] if self.state is WriterState.HEADER else file.header
-        out = OutputFile(file.path)
-        try:
-            out.write(header)
-            out.finish(len(header))
-            out.publish()
-        finally:
-            out.discard()
-        self.state = WriterState.WEIGHTS
+    def _publish(self) -> None:
+        """Check that the files hold what was planned, and put them under their names."""
+        self.flush()
+        ends = self._ends or [[sys.maxsize] * len(tensors) for tensors in self.tensors]
+        for out, planned in zip(self._outputs, ends, strict=True):
+            out.size = os.stat(out.partial).st_size  # the bytes went past it, through fout
+            if missing := sum(end > out.size for end in planned):
+                raise GGUFError(f"{out.target}: {missing} planned tensors weren't written, so no file is made")
+            if planned and out.size > padded(planned[-1], self.data_alignment):
+                raise GGUFError(f"{out.target}: {out.size} bytes were written, {planned[-1]} were planned")
+        for out in self._outputs:
+            out.finish(out.size)
+        while self._outputs:
+            self._outputs.pop(0).publish()
 
 
-def _eager(tensor: Any, swap: bool) -> np.ndarray[Any, Any]:
-    """The array, evaluated if it is lazy, its elements turned round if asked."""
+def _raw(tensor: Any) -> memoryview:
+    """The bytes of an array, evaluated if it is lazy."""
     if not isinstance(tensor, np.ndarray):
         to_eager = getattr(type(tensor), "to_eager", None)
         tensor = to_eager(tensor) if to_eager is not None else np.asarray(tensor)
-    array = np.ascontiguousarray(tensor)
-    return array.byteswap() if swap else array
+    return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
 
 
-def _source(info: TensorInfo) -> Callable[[], Any]:
-    def give() -> Any:
-        if info.tensor is None:
-            raise ValueError("this tensor was planned without data: write_tensor_data brings it")
-        return info.tensor()
-
-    return give
-
-
-def _adder(kind: str, key: str) -> Callable[..., None]:
-    """An ``add_*`` method that sets one key."""
-    names = kind.split("|")
-
-    def add(self: GGUFWriter, *args: Any, **kwargs: Any) -> None:
-        *ids, value = (*args, *kwargs.values())
-        value = getattr(value, "value", value)  # gguf's enums stand for their values
-        full = key.format(arch=self.arch, id=ids[0] if ids else None)
-        if "array" in names and (len(names) == 1 or not isinstance(value, int)):
-            self.add_array(full, value)
-        elif names[0] == "string":
-            self.add_string(full, value)
-        else:
-            self.add_key_value(full, value, value_type(names[0]))
-
-    add.__doc__ = f"Set ``{key}`` ({kind.replace('|', ' or ')})."
-    return add
-
-
-def _plain_adder(kind: ValueType) -> Callable[[GGUFWriter, str, Any], None]:
-    """``add_uint32`` and its like, which take the key."""
-
-    def add(self: GGUFWriter, key: str, val: Any) -> None:
-        self.add_key_value(key, val, kind)
-
-    add.__doc__ = f"Set a key to a {kind.name.lower()} value."
-    return add
-
-
-for _kind in ValueType:
-    if _kind not in (ValueType.STRING, ValueType.ARRAY):
-        setattr(GGUFWriter, f"add_{_kind.name.lower()}", _plain_adder(_kind))
-for _spec, _calls in KEYS.items():
-    for _name, _key in _calls.items():
-        setattr(GGUFWriter, f"add_{_name}", _adder(_spec, _key))
+def _let_go(outputs: list[OutputFile], fout: list[IO[bytes]]) -> None:
+    """Close the files and remove those that aren't complete; also when a writer is dropped, or the program ends."""
+    for file in fout:
+        with suppress(OSError):  # a full disk, which the caller has heard of
+            file.close()
+    while outputs:
+        outputs.pop().discard()

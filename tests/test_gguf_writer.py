@@ -1,5 +1,6 @@
 """GGUFWriter against the gguf package's own: the same calls give the same bytes."""
 
+import dataclasses
 import inspect
 import logging
 import weakref
@@ -11,7 +12,7 @@ import pytest
 
 from ggufx import GGUFError
 from ggufx.gguf_keys import KEYS
-from ggufx.gguf_writer import GGUFWriter
+from ggufx.gguf_writer import GGUFValue, GGUFWriter, TensorInfo, WriterState
 
 gguf = pytest.importorskip("gguf")
 BOTH = pytest.mark.parametrize("cls", [gguf.GGUFWriter, GGUFWriter])
@@ -169,7 +170,6 @@ def test_every_call_of_gguf_exists_and_sets_the_same_key(tmp_path: Path) -> None
     plain = {name for name in vars(gguf.GGUFWriter) if name.startswith("add_") and name[-1].isdigit()} | {"add_bool"}
     theirs = {name for name in vars(gguf.GGUFWriter) if name.startswith("add_")}
     assert theirs - special - plain == set(calls)
-    assert all(hasattr(GGUFWriter, name) for name in theirs - {"add_shard_kv_data"})
     enums = {
         "add_expert_gating_func": gguf.ExpertGatingFuncType.SIGMOID,
         "add_pooling_type": gguf.PoolingType.MEAN,
@@ -192,6 +192,114 @@ def test_every_call_of_gguf_exists_and_sets_the_same_key(tmp_path: Path) -> None
         both(tmp_path, build)
     finally:
         logging.disable(logging.NOTSET)
+
+
+def surface(cls: type) -> dict[str, Any]:
+    """What a caller can reach: calls with the names, kinds and defaults of their parameters, and attributes."""
+
+    def shape(name: str) -> Any:
+        value = inspect.getattr_static(cls, name)
+        if isinstance(value, staticmethod):
+            return "static", shape_of(value.__func__)
+        return shape_of(value) if callable(value) else None
+
+    def shape_of(call: Any) -> list[tuple[str, Any, Any]]:
+        return [(p.name, p.kind, p.default) for p in inspect.signature(call).parameters.values()]
+
+    calls = {name: shape(name) for name in dir(cls) if not name.startswith("_")}
+    return calls | dict.fromkeys((n for n in vars(cls(None, "llama")) if not n.startswith("_")), "attribute")
+
+
+def test_the_surface_is_gguf_s() -> None:
+    assert surface(GGUFWriter) == surface(gguf.GGUFWriter)
+    assert inspect.signature(GGUFWriter)
+    theirs, ours = gguf.GGUFWriter, GGUFWriter
+    assert [p.name for p in inspect.signature(ours).parameters.values()] == [
+        p.name for p in inspect.signature(theirs).parameters.values()
+    ]
+    assert [s.name for s in WriterState] == [s.name for s in gguf.gguf_writer.WriterState]
+    for mine, other in ((GGUFValue, gguf.gguf_writer.GGUFValue), (TensorInfo, gguf.gguf_writer.TensorInfo)):
+        assert [f.name for f in dataclasses.fields(mine)] == [f.name for f in dataclasses.fields(other)]
+
+
+def test_ids_by_keyword_in_any_order() -> None:
+    w = GGUFWriter(None, "llama")
+    w.add_base_model_name(name="n", source_id=3)
+    assert w.kv_data[0]["general.base_model.3.name"].value == "n"
+    with pytest.raises(TypeError, match="length"):
+        w.add_block_count(count=3)
+
+
+def test_what_callers_do_to_kv_data_counts(tmp_path: Path) -> None:
+    def build(w: Any) -> None:
+        w.add_name("n")
+        w.add_array("list", [1, 2])
+        assert [(v.value, v.type, v.sub_type) for v in w.kv_data[0].values()][1:] == [("n", 8, None), ([1, 2], 9, None)]
+        w.kv_data[0]["yarn"] = gguf.gguf_writer.GGUFValue(0.5, gguf.GGUFValueType.FLOAT32)
+        w.kv_data[0]["list"].value.append(3)
+        del w.kv_data[0]["general.architecture"]
+        w.data_alignment = 128
+        w.add_tensor("t", np.arange(3, dtype=np.float32))
+        size = 24 + sum(
+            len(w._pack_val(k, gguf.GGUFValueType.STRING, add_vtype=False)) + len(w._pack_val(v.value, v.type, True))
+            for k, v in w.kv_data[0].items()
+        )
+        w.write_header_to_file()
+        w.write_kv_data_to_file()
+        assert w.fout[0].tell() == size
+        w.write_tensors_to_file()
+        assert w.tensors[0]["t"].tensor is None
+        w.close()
+        assert w.fout is None
+
+    both(tmp_path, build)
+
+
+@pytest.mark.parametrize("shards", [{}, {"split_max_tensors": 1}])
+def test_programs_that_write_into_the_files_themselves(tmp_path: Path, shards: dict) -> None:
+    arrays = [np.full((3, 5), n, np.float32) for n in range(2)]
+
+    def build(w: Any) -> None:
+        for n, a in enumerate(arrays):
+            w.add_tensor_info(f"t{n}", a.shape, a.dtype, a.nbytes)
+        w.write_header_to_file()
+        w.write_kv_data_to_file()
+        w.write_ti_data_to_file()
+        for n, a in enumerate(arrays):
+            file = w.fout[n if shards else 0]
+            w.write_padding(file, file.tell())
+            a.tofile(file)
+        w.close()
+
+    both(tmp_path, build, **shards)
+
+
+@pytest.mark.parametrize("size", [59, 65])
+def test_what_they_write_has_to_be_what_was_planned(tmp_path: Path, size: int) -> None:
+    w = GGUFWriter(tmp_path / "m.gguf", "llama")
+    w.add_tensor_info("t", (3, 5), np.float32, 60)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_ti_data_to_file()
+    w.write_padding(w.fout[0], w.fout[0].tell())
+    w.fout[0].write(bytes(size))
+    with pytest.raises(GGUFError, match="planned"):
+        w.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_writer_that_is_dropped_leaves_nothing(tmp_path: Path) -> None:
+    w = GGUFWriter(tmp_path / "m.gguf", "llama")
+    w.add_tensor("t", np.zeros(4, np.float32))
+    w.write_header_to_file()
+    assert list(tmp_path.iterdir())
+    del w
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [0, 999, 1000, 2_345_678, 10**9, 5 * 10**12])
+def test_byte_counts_as_gguf_prints_them(number: int) -> None:
+    assert GGUFWriter.format_n_bytes_to_str(number) == gguf.GGUFWriter.format_n_bytes_to_str(number)
 
 
 def test_parameter_counts(tmp_path: Path) -> None:
