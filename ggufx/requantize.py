@@ -28,9 +28,9 @@ from .filetypes import FileType
 from .formats import QType, nbytes
 from .reader import GGUFFile
 from .reader import open as open_gguf
-from .recipes import NEED_IMATRIX, Choice, ModelFacts, Request, TensorSpec, choose, fitting_type
+from .recipes import NEED_IMATRIX, Choice, ModelFacts, Request, TensorSpec, choose, fitting_type, visiting_order
 from .sizes import format_size
-from .splits import SplitFile
+from .splits import SplitFile, shard_name
 from .stream import Progress, padded
 from .tensor import Tensor
 from .threads import thread_count
@@ -44,6 +44,8 @@ R = TypeVar("R")
 
 # The version of ggml's block formats, written as general.quantization_version.
 QUANTIZATION_VERSION = 2
+# llama.cpp's mark in general.file_type that it is a guess.
+GUESSED = 1024
 # llama-quantize cuts the imatrix file's and dataset's names to this many bytes.
 LONGEST_TEXT = 127
 # Values of a slab: 4 MB of float32, so that a slab and its blocks stay in a core's share of the cache.
@@ -272,7 +274,8 @@ def requantize(
     leave_output : bool
         Keep ``output.weight`` as it is.
     keep_split : bool
-        Write as many shards as the input has.
+        Write as many shards as the input has, of the same tensors in the same order. One that isn't split gets a
+        shard's name, ``-00001-of-00001.gguf``, and no ``split.*`` keys.
     allow_requantize : bool
         Go on although tensors are quantized already.
     target_size : int, optional
@@ -317,7 +320,7 @@ def requantize(
                 embedding_type=embedding_type,
                 leave_output=leave_output,
             ),
-            keep_order=keep_split and len(files) > 1,
+            keep_order=keep_split,
         )
         workers = thread_count(threads)
         if target_size is not None:
@@ -330,7 +333,10 @@ def requantize(
             warnings.warn(_fallback_note(report.fallbacks), GGUFWarning, stacklevel=2)
         if report.requantized:
             warnings.warn(_requantize_note(report.requantized), GGUFWarning, stacklevel=2)
-        paths = job.write(output, workers, split=keep_split and len(files) > 1, sync=sync, progress=progress)
+        split = keep_split and len(files) > 1
+        if keep_split and not split:
+            output = shard_name(os.fspath(output).removesuffix(".gguf"), 1, 1)
+        paths = job.write(output, workers, split=split, sync=sync, progress=progress)
         return replace(report, paths=tuple(paths))
 
 
@@ -390,20 +396,24 @@ class _Job:
         )
         metadata = dict(_Overlay(files[0].metadata, {o.key: o.value for o in overrides}))
         self.facts = ModelFacts.from_metadata(metadata)
+        self.ftype = FileType.F32
+        self.file_type = 0  # what the output's metadata says
         self.error: float | None = None
 
     # --- choosing ----------------------------------------------------------------------------------------------------
 
     def choose(self, ftype: FileType | str | int | None, request: Request, *, keep_order: bool) -> None:
+        if keep_order:
+            self.sources.sort(key=lambda s: (s.shard, s.tensor.offset))
         if isinstance(ftype, str) and ftype.upper() == "COPY":
             choices = choose(self.sources, self.facts, request, keep_order=keep_order)
             self.choices = [
                 c._replace(qtype=c.source, wanted=None, kept="copied", needs_imatrix=False) for c in choices
             ]
-            own = self.files[0].metadata.get("general.file_type")
-            self.ftype = next((f for f in FileType if isinstance(own, int) and f == own), FileType.F32)
+            self.file_type = _declared_or_guessed(self.files)
+            self.ftype = FileType(known) if (known := self.file_type & ~GUESSED) in set(FileType) else FileType.F32
         else:
-            self.ftype = FileType.Q4_K_M if ftype is None else FileType.parse(ftype)
+            self.file_type = self.ftype = FileType.Q4_K_M if ftype is None else FileType.parse(ftype)
             self.choices = choose(self.sources, self.facts, replace(request, ftype=self.ftype), keep_order=keep_order)
         self.request = request
         self.by_name = {s.name: s for s in self.sources}
@@ -443,7 +453,7 @@ class _Job:
         ]
         errors = {m.name: m.errors for m in measured}
         self.error = sum(errors[name][qtype] for name, qtype in chosen.items())
-        self.ftype = _nearest(self.choices)
+        self.file_type = self.ftype = _mix_of(_heaviest(self.choices))
 
     def measure(self, choices: Sequence[Choice], alignment: int, threads: int) -> list[budget.Measured]:
         """The error of every candidate type on a sample of every tensor."""
@@ -533,6 +543,7 @@ class _Job:
             output,
             byteorder=first.byte_order,
             split_always=split,
+            split_first_empty=split and self.sources[0].shard > 0,
             inputs=[f.path for f in self.files] + [file for file in (self.importance.file,) if file is not None],
             sync=sync,
             progress=progress,
@@ -545,7 +556,7 @@ class _Job:
             writer.set(key, value, kind)
 
         put("general.quantization_version", QUANTIZATION_VERSION, "uint32")
-        put("general.file_type", int(self.ftype), "uint32")
+        put("general.file_type", int(self.file_type), "uint32")
         for key in SPLIT_KEYS:
             if key in writer:
                 writer.delete(key)
@@ -653,18 +664,34 @@ def _pruned(sources: list[_Source], prune: Sequence[int]) -> tuple[list[_Source]
 _ANY_BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 
 
-def _nearest(choices: Iterable[Choice]) -> FileType:
-    """The mix whose default type holds most of the bytes."""
-    weight: Counter[QType] = Counter()
+def _declared_or_guessed(files: Sequence[GGUFFile]) -> int:
+    """The files' ``general.file_type``, or llama.cpp's guess: by the type that first becomes that of most tensors."""
+    own = files[0].metadata.get("general.file_type")
+    if isinstance(own, int) and 0 <= own < 1 << 32:
+        return own
+    counts: Counter[QType | int] = Counter()
+    most: QType | int = QType.F32
+    for t in visiting_order(t for f in files for t in f.tensors.values()):
+        counts[t.qtype] += 1
+        if counts[t.qtype] > counts[most]:
+            most = t.qtype
+    return (FileType.F32 if most is QType.MXFP4 else _mix_of(most)) | GUESSED  # it doesn't know what mix MXFP4 is
+
+
+def _heaviest(choices: Iterable[Choice]) -> QType | int:
+    """The type that holds most of the values."""
+    weight: Counter[QType | int] = Counter()
     for c in choices:
-        if isinstance(c.qtype, QType):
-            weight[c.qtype] += math.prod(c.shape)
-    mixes: list[FileType] = [FileType.Q3_K_M, FileType.Q4_K_M, FileType.Q5_K_M, *FileType]  # the usual ones first
-    for qtype, _ in weight.most_common():
-        for ftype in mixes:
-            if ftype.default_type == qtype:
-                return ftype
-    return FileType.F32
+        weight[c.qtype] += math.prod(c.shape)
+    return max(weight, key=lambda qtype: weight[qtype], default=QType.F32)
+
+
+def _mix_of(qtype: QType | int) -> FileType:
+    """The mix that llama.cpp takes a file of mostly this type for."""
+    try:
+        return FileType.parse(_name(qtype))
+    except ValueError:
+        return FileType.F32
 
 
 def _decoded(rows: Tensor) -> Floats:

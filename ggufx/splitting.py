@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 from .errors import GGUFError
 from .reader import GGUFFile
@@ -12,6 +13,9 @@ from .stream import Progress
 from .writer import SPLIT_KEYS, Writer
 
 __all__ = ["convert_endian", "merge", "split"]
+
+# llama-gguf-split settles the number of shards last, and writes keys in the order it sets them.
+KEYS_OF_SHARDS = ("split.no", "split.tensors.count", "split.count")
 
 
 def split(
@@ -24,7 +28,7 @@ def split(
     sync: bool = True,
     progress: Progress | None = None,
 ) -> list[str]:
-    """Divide a model into shards.
+    """Divide a model into shards, with the bytes that llama-gguf-split gives them.
 
     Parameters
     ----------
@@ -53,21 +57,31 @@ def split(
             split_max_tensors=max_tensors,
             split_first_empty=first_empty,
             split_always=True,
+            split_keys=KEYS_OF_SHARDS,
             inputs=[path],
             sync=sync,
             progress=progress,
         )
-        return _copy(writer, f)
+        _fill(writer, f, drop=SPLIT_KEYS)
+        return writer.close()
 
 
 def merge(
     path: str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
+    keep_split_keys: bool = False,
     sync: bool = True,
     progress: Progress | None = None,
 ) -> list[str]:
-    """Join the shards of a model, of which `path` is any, into one file without ``split.*`` keys.
+    """Join the shards of a model, of which `path` is any, into one file.
+
+    Parameters
+    ----------
+    path, output : path-like
+    keep_split_keys : bool
+        Leave the first shard's ``split.*`` keys there, with a count of 0, as llama-gguf-split does; without it, the
+        file that was split comes back byte for byte.
 
     Returns
     -------
@@ -80,17 +94,21 @@ def merge(
         If a shard is missing, or doesn't belong to the others; the message names it.
     """
     with open_gguf(path) as f:
-        if not isinstance(f, SplitFile):
-            raise GGUFError(f"{f.path} is no shard of a set: it has no split.count above 1")
+        if not declared(f, "count"):
+            raise GGUFError(f"{f.path} is no shard of a set: it has no split.count above 0")
         writer = Writer(
             output,
             byteorder=f.byte_order,
             version=f.version,
-            inputs=[shard.path for shard in f.shards],
+            inputs=[shard.path for shard in f.shards] if isinstance(f, SplitFile) else [path],
             sync=sync,
             progress=progress,
         )
-        return _copy(writer, f)
+        _fill(writer, f, drop=() if keep_split_keys else SPLIT_KEYS)
+        if keep_split_keys:
+            writer.delete("split.count")
+            writer.set("split.count", 0, SPLIT_KEYS["split.count"])
+        return writer.close()
 
 
 def convert_endian(
@@ -111,7 +129,8 @@ def convert_endian(
     with open_gguf(path, shards=False) as f:
         version = f.version if byteorder == "little" else 3
         writer = Writer(output, byteorder=byteorder, version=version, inputs=[path], sync=sync, progress=progress)
-        return _copy(writer, f, keep_split_keys=True)
+        _fill(writer, f)
+        return writer.close()
 
 
 def _check_whole(f: GGUFFile) -> None:
@@ -120,13 +139,11 @@ def _check_whole(f: GGUFFile) -> None:
         raise GGUFError(f"{f.path} is one of {count} shards; merge them before splitting anew")
 
 
-def _copy(writer: Writer, f: GGUFFile, *, keep_split_keys: bool = False) -> list[str]:
-    """Fill the writer from an opened file or set, and write."""
+def _fill(writer: Writer, f: GGUFFile, *, drop: Iterable[str] = ()) -> None:
+    """Plan what an opened file or set holds, without the keys in `drop`."""
     writer.update(f.metadata)
-    if not keep_split_keys:
-        for key in SPLIT_KEYS:
-            if key in writer:
-                writer.delete(key)
+    for key in drop:
+        if key in writer:
+            writer.delete(key)
     for t in f.tensors.values():
         writer.add(t.name, t)
-    return writer.close()

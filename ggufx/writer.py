@@ -26,7 +26,12 @@ from .valuetypes import ValueType
 
 __all__ = ["Writer", "write"]
 
-SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
+# Types and order as llama-quantize writes them.
+SPLIT_KEYS = {
+    "split.no": ValueType.UINT16,
+    "split.count": ValueType.UINT16,
+    "split.tensors.count": ValueType.INT32,
+}
 _FROM_DTYPE = {
     "f4": QType.F32,
     "f2": QType.F16,
@@ -64,6 +69,8 @@ class Writer:
         Keep the first shard free of tensors (metadata alone).
     split_always : bool
         Make shards, with their keys and names, even where everything fits into one.
+    split_keys : iterable of str
+        The order of the ``split.*`` keys, which differs between programs.
     inputs : iterable of path-like
         Files the output must not be; those of copied tensors are added.
     sync : bool
@@ -89,6 +96,7 @@ class Writer:
         split_max_tensors: int | None = None,
         split_first_empty: bool = False,
         split_always: bool = False,
+        split_keys: Iterable[str] = SPLIT_KEYS,
         inputs: Iterable[str | os.PathLike[str]] = (),
         sync: bool = True,
         progress: Progress | None = None,
@@ -109,6 +117,7 @@ class Writer:
         self.split_max_tensors = split_max_tensors
         self.split_first_empty = split_first_empty
         self.split_always = split_always
+        self.split_keys = tuple(split_keys)
         self.sync = sync
         self.progress = progress
         self._inputs = [os.fspath(p) for p in inputs]
@@ -329,19 +338,18 @@ class Writer:
         shards = self.shards()
         if len(shards) == 1 and not self.split_always:
             return [self._file(self.path, self._fields, shards[0])]
-        folder, name = os.path.split(self.path)
-        prefix = os.path.join(folder, name.removesuffix(".gguf"))
         files = []
         for number, entries in enumerate(shards):
             fields = dict(self._fields) if number == 0 else {}
             if number and "general.alignment" in self._fields:
                 # Each shard is read by itself, so each has to know the alignment.
                 fields["general.alignment"] = self._fields["general.alignment"]
-            values = (number, len(shards), len(self._entries))
-            for key, value, vtype in zip(SPLIT_KEYS, values, ("uint16", "uint16", "int32"), strict=True):
+            values = dict(zip(SPLIT_KEYS, (number, len(shards), len(self._entries)), strict=True))
+            for key in self.split_keys:
                 fields.pop(key, None)
-                fields[key] = self.layout.encode(key, value, value_type(vtype))
-            files.append(self._file(shard_name(prefix, number + 1, len(shards)), fields, entries))
+                fields[key] = self.layout.encode(key, values[key], SPLIT_KEYS[key])
+            name = shard_name(self.path.removesuffix(".gguf"), number + 1, len(shards))
+            files.append(self._file(name, fields, entries))
         return files
 
     def _file(self, path: str, fields: Mapping[str, Encoded], entries: Sequence[Entry]) -> PlannedFile:

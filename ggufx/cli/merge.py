@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("input", metavar="SHARD", help="any shard of the set")
     parser.add_argument("output", metavar="OUT", help="the file to write")
+    parser.add_argument("--keep-split-keys", action="store_true", help="leave split.* keys, as llama-gguf-split does")
     add_progress_argument(parser)
 
 
@@ -22,6 +23,6 @@ def run(arguments: argparse.Namespace) -> int:
     from ..splitting import merge
 
     with progress_bar(arguments.progress, "merge") as progress:
-        (path,) = merge(arguments.input, arguments.output, progress=progress)
+        (path,) = merge(arguments.input, arguments.output, keep_split_keys=arguments.keep_split_keys, progress=progress)
     print(printable(path))
     return 0

@@ -48,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="metadata to set (int float bool str)",
     )
     parser.add_argument("--prune-layers", metavar="N,N", help="blocks to leave out")
-    parser.add_argument("--keep-split", action="store_true", help="write as many shards as there are")
+    parser.add_argument(
+        "--keep-split", action="store_true", help="write as many shards as there are, named OUT-0000N-of-0000M"
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, write nothing")
     parser.add_argument("--threads", type=int, metavar="N", help="threads at most")
     parser.add_argument("--list", action="store_true", help="list every tensor's old and new type")
