@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from compat_files import every_tensor, every_value
+from gguf_bytes import ARRAY, STRING, U32, Array, File
 from guard import GuardedMemory
 from oracle import BLOCK_TYPES, FLOAT_TYPES, GGML_VERSION, Ggml
 
@@ -84,3 +86,19 @@ def ggml() -> Ggml:
         pytest.skip(f"no live oracle: {error}")
     assert library.version == GGML_VERSION, f"the oracle drifted: {library.version}, bits are pinned to {GGML_VERSION}"
     return library
+
+
+@pytest.fixture(scope="session")
+def good_files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Files that gguf reads: both byte orders, both versions, alignments, no tensors, nothing at all."""
+    folder = tmp_path_factory.mktemp("good")
+    files = {
+        "little": every_tensor(every_value(File())),
+        "version2": every_tensor(every_value(File(version=2))),
+        "big": every_tensor(every_value(File(big=True))),
+        "aligned": File(alignment=256).add("general.alignment", U32, 256).tensor("a", (3,), 0).tensor("b", (5,), 0),
+        "fields": every_value(File()),
+        "nothing": File(pad=False),
+        "not-utf8": File().add("bad", STRING, b"\xff").add("worse", ARRAY, Array(STRING, [b"ok", b"\xc3("] * 20)),
+    }
+    return [file.write(folder / f"{name}.gguf") for name, file in files.items()]

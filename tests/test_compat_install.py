@@ -1,0 +1,223 @@
+"""Installing and uninstalling: what is patched, what is left alone, and that everything comes back."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import shutil
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from ggufx import compat
+from ggufx.compat import patching
+from ggufx.compat.lazylists import LazyList
+
+gguf = pytest.importorskip("gguf")
+
+
+def everything(*modules: ModuleType) -> dict[str, object]:
+    """Each attribute of each class of some modules, by identity, and the code of each function."""
+    found: dict[str, object] = {"meta_path": list(map(id, sys.meta_path))}
+    for module in modules:
+        for name, value in vars(module).items():
+            found[f"{module.__name__}.{name}"] = (id(value), id(getattr(value, "__code__", None)))
+            if isinstance(value, type):
+                found |= {f"{module.__name__}.{name}.{k}": id(v) for k, v in vars(value).items()}
+    return found
+
+
+MODULES = [
+    importlib.import_module(f"gguf{name}") for name in ("", ".gguf_reader", ".quants", ".tensor_mapping", ".lazy")
+]
+
+
+def test_nothing_is_left_behind():
+    """After uninstall, every attribute is the very object it was."""
+    before = everything(*MODULES)
+    state = compat.install()
+    assert state.packages["gguf"] == {"reader": "patched", "quants": "patched", "tensor names": "patched"}
+    assert everything(*MODULES) != before
+    again = everything(*MODULES)
+    compat.install()
+    assert everything(*MODULES) == again
+    compat.uninstall()
+    assert everything(*MODULES) == before
+    assert compat.status() == (False, {}, ())
+    compat.uninstall()
+
+
+def test_patched_restores_what_was():
+    before = everything(*MODULES)
+    with compat.patched():
+        inside = everything(*MODULES)
+        with compat.patched():
+            assert everything(*MODULES) == inside
+        assert everything(*MODULES) == inside
+    assert everything(*MODULES) == before
+    with pytest.raises(RuntimeError, match="mine"), compat.patched():
+        raise RuntimeError("mine")
+    assert everything(*MODULES) == before
+
+
+@contextmanager
+def calls_of(method):
+    """Note the calls of a class method without replacing it."""
+    calls: list[object] = []
+    code = method.__func__.__code__
+    sys.setprofile(lambda frame, event, _: calls.append(event) if frame.f_code is code else None)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+def test_names_imported_before_are_covered(good_files):
+    """Classes and functions that a program has long had are the patched ones."""
+    from gguf import GGUFReader, dequantize
+    from gguf.quants import Q4_K
+
+    raw = np.arange(288, dtype=np.uint8).reshape(2, 144)
+    bound = Q4_K.dequantize
+    want = dequantize(raw, 12)
+    with compat.patched():
+        field = GGUFReader(good_files[0]).fields["many words"]
+        assert type(field.parts) is LazyList
+        assert type(field.data) is LazyList
+        with calls_of(Q4_K.dequantize_blocks) as calls:
+            assert (dequantize(raw, 12) == want).all()
+            assert (bound(raw) == want).all()
+        assert not calls
+    with calls_of(Q4_K.dequantize_blocks) as calls:
+        assert (bound(raw) == want).all()
+    assert calls
+    assert type(GGUFReader(good_files[0]).fields["many words"].parts) is list
+    assert field.contents()[1] == "word"
+
+
+def test_signatures_and_sources():
+    """Programs that read the source of the reader find gguf's."""
+    plain = {name: inspect.signature(getattr(gguf.GGUFReader, name)) for name in ("__init__", "_build_fields")}
+    source = inspect.getsource(gguf.GGUFReader._build_tensors)
+    with compat.patched():
+        assert {name: inspect.signature(getattr(gguf.GGUFReader, name)) for name in plain} == plain
+        assert "np.memmap" in inspect.getsource(gguf.GGUFReader.__init__)
+        assert inspect.getsource(gguf.GGUFReader._build_tensors) == source
+        assert gguf.GGUFReader._build_fields.__qualname__ == "GGUFReader._build_fields"
+
+
+def test_imported_twice(good_files, monkeypatch):
+    """A second copy of the package in the same process is patched too, and the first put back as well."""
+    before = everything(*MODULES)
+    with compat.patched():
+        for name in [n for n in sys.modules if n.partition(".")[0] == "gguf"]:
+            monkeypatch.delitem(sys.modules, name)
+        again = importlib.import_module("gguf")
+        assert again is not gguf
+        for package in (gguf, again):
+            assert type(package.GGUFReader(good_files[0]).fields["many words"].parts) is LazyList
+    for package in (gguf, again):
+        assert type(package.GGUFReader(good_files[0]).fields["many words"].parts) is list
+    assert everything(*MODULES) == before
+
+
+def test_somebody_else_patched_first(caplog):
+    patching._said.clear()
+    original = gguf.GGUFReader._build_fields
+    gguf.GGUFReader._build_fields = lambda self, offs, count: original(self, offs, count)
+    try:
+        with caplog.at_level(logging.WARNING, "ggufx.compat"), compat.patched() as state:
+            assert "somebody else" in state.packages["gguf"]["reader"]
+            assert state.packages["gguf"]["quants"] == "patched"
+        assert len(caplog.records) == 1
+    finally:
+        gguf.GGUFReader._build_fields = original
+
+
+@pytest.fixture
+def vendored(tmp_path, monkeypatch):
+    """Make copies of the gguf package under other names, with their source changed."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(name: str, module: str = "quants.py", old: str = "", new: str = "") -> ModuleType:
+        folder = tmp_path / name
+        shutil.copytree(Path(gguf.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        source = (folder / module).read_text()
+        assert old in source
+        (folder / module).write_text(source.replace(old, new))
+        importlib.invalidate_caches()
+        return importlib.import_module(name)
+
+    yield make
+    compat.uninstall()
+    for name in [n for n in sys.modules if n.startswith("vendored_")]:
+        del sys.modules[name]
+
+
+def test_vendored_copy(vendored, good_files):
+    """A copy under another name is patched by an explicit call, and only then."""
+    copied = vendored("vendored_gguf")
+    before = everything(copied.quants, copied.gguf_reader)
+    compat.install()
+    assert (
+        everything(copied.quants, copied.gguf_reader)["vendored_gguf.quants.Q4_K"]
+        == before["vendored_gguf.quants.Q4_K"]
+    )
+    assert type(copied.GGUFReader(good_files[0]).fields["many words"].parts) is list
+    state = compat.install(copied)
+    assert set(state.packages["vendored_gguf"].values()) == {"patched"}
+    field = copied.GGUFReader(good_files[0]).fields["many words"]
+    assert type(field.parts) is LazyList
+    assert type(field) is copied.gguf_reader.ReaderField
+    compat.uninstall()
+    assert (
+        everything(copied.quants, copied.gguf_reader)["vendored_gguf.quants.Q4_K"]
+        == before["vendored_gguf.quants.Q4_K"]
+    )
+    assert type(copied.GGUFReader(good_files[0]).fields["many words"].parts) is list
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new", "part", "message"),
+    [
+        ("gguf_reader.py", "offs += int(alen.nbytes)", "offs += int(alen.nbytes) + 0", "reader", "isn't known"),
+        ("quants.py", "blocks = rows.reshape((n_blocks, cls.type_size))", "blocks = rows.reshape((-1, cls.type_size))",
+         "quants", "aren't known"),
+        ("quants.py", "(qs & np.uint8(0x0F)).reshape((n_blocks, -1)).astype(np.int8) - np.int8(8)",
+         "(qs & np.uint8(0x0F)).reshape((n_blocks, -1)).astype(np.int8) - np.int8(9)",
+         "quants", "except the unknown Q4_0"),
+        ("tensor_mapping.py", "self.mapping = {}", "self.mapping = dict()", "tensor names", "isn't known"),
+    ],
+)  # fmt: skip
+def test_unknown_versions(vendored, module, old, new, part, message):
+    """Each piece whose source was never seen before is left alone, and nothing else."""
+    copied = vendored(f"vendored_{abs(hash(old))}", module, old, new)
+    raw = np.full((1, 18), 3, np.uint8)
+    want = copied.quants.dequantize(raw, 2)
+    parts = compat.install(copied).packages[copied.__name__]
+    assert message in parts[part]
+    assert {p for p, what in parts.items() if what != "patched"} == {part}
+    assert (copied.quants.dequantize(raw, 2) == want).all()
+
+
+def test_stubs(monkeypatch, caplog):
+    """A module that only looks like gguf is left alone."""
+    stub = ModuleType("gguf")
+    monkeypatch.setitem(sys.modules, "gguf", stub)
+    for name in [n for n in sys.modules if n.startswith("gguf.")]:
+        monkeypatch.delitem(sys.modules, name)
+    before = dict(vars(stub))
+    with caplog.at_level(logging.WARNING, "ggufx.compat"), compat.patched() as state:
+        assert all("left alone" in what for what in state.packages["gguf"].values())
+        assert dict(vars(stub)) == before
+    stub.GGUFReader = stub.quants = stub.gguf_reader = object()
+    with compat.patched() as state:
+        assert all("left alone" in what for what in state.packages["gguf"].values())
+    with pytest.raises(TypeError, match="must be a module"):
+        compat.install("gguf")  # type: ignore[arg-type]
+    assert not compat.status().installed
