@@ -1,9 +1,10 @@
 """Waits for packages to be imported, to patch them then. Imports nothing itself, so that starting Python stays fast.
 
 The file ``ggufx_compat.pth`` beside it runs in every interpreter of the environment, and imports this module only where
-GGUFX_COMPAT is set. Everything else is in ``ggufx.compat``.
+GGUFX_COMPAT is set at all. Everything else is in ``ggufx.compat``.
 """
 
+import os
 import sys
 
 TYPE_CHECKING = False
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-__all__ = ["WATCHED", "Watcher", "activate"]
+__all__ = ["WATCHED", "Watcher", "activate", "is_wanted"]
 
 
 class _Loader:
@@ -107,8 +108,15 @@ WATCHED = (
 _waiting = Watcher(dict.fromkeys(WATCHED, _install))
 
 
+def is_wanted() -> bool:
+    """Whether GGUFX_COMPAT is set, and not to nothing, 0, no, off or false."""
+    return os.environ.get("GGUFX_COMPAT", "").strip().lower() not in ("", "0", "no", "off", "false")
+
+
 def activate() -> None:
-    """Call ``ggufx.compat.install`` as soon as the first of the watched modules is imported."""
+    """Call ``ggufx.compat.install`` as soon as the first of the watched modules is imported, where it is wanted."""
+    if not is_wanted():
+        return
     if "gguf" in sys.modules:
         _install(sys.modules["gguf"])
     else:

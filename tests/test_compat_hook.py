@@ -24,7 +24,9 @@ def hooked():
 def test_import_hook():
     """The variable unset costs nothing; set, it waits for gguf and imports nothing before."""
     assert not {"_ggufx_compat", "numpy", "ggufx"} & modules_of("pass", setting=None)
-    assert not {"_ggufx_compat", "numpy", "ggufx"} & modules_of("pass", setting="0")
+    for setting in ("", " ", "0", "no", "Off", "FALSE"):
+        assert not {"ggufx", "ggufx.compat"} & modules_of("import gguf", setting=setting)
+        assert not {"numpy", "ggufx"} & modules_of("pass", setting=setting)
     waiting = modules_of("pass", setting="1")
     assert "_ggufx_compat" in waiting
     assert not {"numpy", "ggufx", "gguf"} & waiting
@@ -61,6 +63,8 @@ def test_wheel_record():
 
 def test_vllm_plugin(monkeypatch):
     monkeypatch.delenv("GGUFX_COMPAT", raising=False)
+    compat.vllm_plugin()
+    monkeypatch.setenv("GGUFX_COMPAT", "off")
     compat.vllm_plugin()
     assert not compat.status().installed
     monkeypatch.setenv("GGUFX_COMPAT", "1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import logging
@@ -13,6 +14,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from compat_runs import run
 
 from ggufx import compat
 from ggufx.compat import patching
@@ -221,3 +223,104 @@ def test_stubs(monkeypatch, caplog):
     with pytest.raises(TypeError, match="must be a module"):
         compat.install("gguf")  # type: ignore[arg-type]
     assert not compat.status().installed
+
+
+@pytest.mark.parametrize(
+    ("inner", "part", "name"),
+    [
+        ("gguf_reader", "reader", "GGUFReader"),
+        ("quants", "quants", "Q4_K"),
+        ("tensor_mapping", "tensor names", "TensorNameMap"),
+    ],
+)
+def test_reloaded_copy(vendored, inner, part, name):
+    """Reloading makes classes that aren't patched: status says so, installing patches them, uninstalling all."""
+    copied = vendored(f"vendored_{inner}")
+    module = getattr(copied, inner)
+    old, before = getattr(module, name), everything(copied, module)
+    compat.install(copied)
+    assert everything(copied, module) != before
+    importlib.reload(module)
+    new, plain = getattr(module, name), everything(module)
+    assert new is not old
+    parts = compat.status().packages[copied.__name__]
+    assert "reloaded" in parts.pop(part)
+    assert set(parts.values()) == {"patched"}
+    assert set(compat.install(copied).packages[copied.__name__].values()) == {"patched"}
+    again = everything(module)
+    assert again != plain
+    compat.install(copied)
+    assert everything(module) == again
+    compat.uninstall()
+    assert everything(module) == plain | {"meta_path": everything()["meta_path"]}
+    setattr(module, name, old)
+    after = everything(copied, module)
+    assert {k: v for k, v in before.items() if f".{name}" in k} == {k: v for k, v in after.items() if f".{name}" in k}
+
+
+RELOADING = """
+import importlib, logging, sys, gguf, gguf.gguf_reader, ggufx.compat as compat
+logging.basicConfig(level="WARNING")
+old = gguf.GGUFReader
+methods = dict(vars(old))
+compat.install()
+for inner in (gguf.gguf_reader, gguf.quants, gguf.tensor_mapping, gguf):
+    importlib.reload(inner)
+    assert set(compat.status().packages["gguf"].values()) == {"patched"}, compat.status()
+new = gguf.GGUFReader
+assert new is not old
+assert all(type(r(sys.argv[1]).fields["many words"].parts).__name__ == "LazyList" for r in (old, new))
+compat.uninstall()
+assert all(type(r(sys.argv[1]).fields["many words"].parts) is list for r in (old, new))
+assert dict(vars(old)) == methods
+for inner in (gguf.gguf_reader, gguf.quants):  # nobody is watching any more
+    importlib.reload(inner)
+assert compat.status() == (False, {}, ())
+assert all(type(r(sys.argv[1]).fields["many words"].parts) is list for r in (old, new, gguf.gguf_reader.GGUFReader))
+print("done")
+"""
+
+
+def test_reloaded_package(good_files):
+    """Of the package itself, reloaded modules are patched at once."""
+    done = run("-c", RELOADING, good_files[0])
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+def test_somebody_else_patches_later(caplog):
+    """What others put over our methods is told, stays where it is, and calls what gguf had once ours are gone."""
+    patching._said.clear()
+    original = gguf.GGUFReader._build_fields
+    try:
+        with caplog.at_level(logging.WARNING, "ggufx.compat"), compat.patched():
+            ours = gguf.GGUFReader._build_fields
+
+            @functools.wraps(ours)
+            def theirs(self, offs, count):
+                return ours(self, offs, count)
+
+            gguf.GGUFReader._build_fields = theirs
+            assert "somebody else has replaced GGUFReader._build_fields" in compat.status().packages["gguf"]["reader"]
+        assert gguf.GGUFReader._build_fields is theirs
+        assert ["_build_fields" in r.message for r in caplog.records] == [True]
+        with compat.patched() as state:  # a wrapper that bears the method's name is somebody else's all the same
+            assert "somebody else" in state.packages["gguf"]["reader"]
+    finally:
+        gguf.GGUFReader._build_fields = original
+
+
+def test_one_change_on_top_of_another():
+    """Undone in any order, nothing is left."""
+    for first, second in ((0, 1), (1, 0)):
+        target, functions = ModuleType("target"), {1: "one"}
+        target.name = "plain"
+        both = patching.Patches(), patching.Patches()
+        for i, patches in enumerate(both):
+            patches.set(target, "name", f"patched {i}")
+            patches.set_item(functions, 1, f"patched {i}")
+            patches.set_item(functions, 2, f"patched {i}")
+        both[first].undo()
+        assert (target.name, functions[2]) == (f"patched {second}", f"patched {second}")
+        both[second].undo()
+        assert (target.name, functions) == ("plain", {1: "one"})
+    assert not patching._standing

@@ -22,7 +22,13 @@ HEADINGS = {
     "gguf/quants.py": ("class __Quant", "def _apply_over_grouped_rows", "def quant_shape_from_byte_shape"),
     "gguf/tensor_mapping.py": ("    def __init__(self, arch: MODEL_ARCH, n_blocks: int)",),
     "transformers/integrations/ggml.py": ("def _gguf_parse_value",),
-    "transformers/integrations/gguf/reader.py": ("def _read_value", "def _read_string"),
+    "transformers/integrations/gguf/reader.py": (
+        "def _read_value",
+        "def _read_string",
+        "class GgufHeader",
+        "def load_gguf_state_dict",
+        "def read_gguf_metadata",
+    ),
     "transformers/integrations/gguf/dequant.py": ("def dequantize",),
 }
 

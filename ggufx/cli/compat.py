@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from _ggufx_compat import is_wanted
+
 from .. import __version__, compat
 
 __all__ = ["add_arguments", "run"]
@@ -36,7 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
         except metadata.PackageNotFoundError:
             print(f"{name:13} not installed")
     setting = os.environ.get("GGUFX_COMPAT")
-    print(f"GGUFX_COMPAT  {'not set' if setting is None else setting}")
+    ignored = "" if setting is None or is_wanted() else " (as good as not set)"
+    print(f"GGUFX_COMPAT  {'not set' if setting is None else setting}{ignored}")
     hook = importlib.util.find_spec("_ggufx_compat")
     beside = hook is not None and hook.origin is not None and Path(hook.origin).with_name("ggufx_compat.pth").exists()
     print(f"import hook   {'installed' if beside else 'no ggufx_compat.pth found: GGUFX_COMPAT=1 has no effect here'}")

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import NamedTuple
 
-from _ggufx_compat import WATCHED, Watcher
+from _ggufx_compat import WATCHED, Watcher, is_wanted
 
 from .patching import Patches, say_once
 
@@ -39,33 +38,39 @@ class Status(NamedTuple):
     waiting: tuple[str, ...]
 
 
-def _gguf(module: ModuleType, patches: Patches) -> dict[str, str]:
-    from .gguf_package import patch_package
-
-    return patch_package(module, patches)
+_Parts = dict[str, Callable[[Patches], str]]
 
 
-def _transformers_loader(module: ModuleType, patches: Patches) -> dict[str, str]:
-    from .transformers_package import patch_legacy_loader
+def _gguf(module: ModuleType) -> _Parts:
+    from . import gguf_package
 
-    return patch_legacy_loader(module, patches)
-
-
-def _transformers_reader(module: ModuleType, patches: Patches) -> dict[str, str]:
-    from .transformers_package import patch_reader
-
-    return patch_reader(module, patches)
+    return gguf_package.parts(module)
 
 
-def _transformers_decoders(module: ModuleType, patches: Patches) -> dict[str, str]:
-    from .transformers_package import patch_decoders
+def _transformers_loader(module: ModuleType) -> _Parts:
+    from . import transformers_package
 
-    return patch_decoders(module, patches)
+    return transformers_package.loader_parts(module)
 
 
-_Patch = Callable[[ModuleType, Patches], dict[str, str]]
-_PATCHES = (_gguf, _transformers_loader, _transformers_reader, _transformers_decoders)
-_WATCHED: dict[str, _Patch] = dict(zip(WATCHED, _PATCHES, strict=True))
+def _transformers_reader(module: ModuleType) -> _Parts:
+    from . import transformers_package
+
+    return transformers_package.reader_parts(module)
+
+
+def _transformers_decoders(module: ModuleType) -> _Parts:
+    from . import transformers_package
+
+    return transformers_package.decoder_parts(module)
+
+
+_FindParts = Callable[[ModuleType], _Parts]
+_WATCHED: dict[str, _FindParts] = dict(
+    zip(WATCHED, (_gguf, _transformers_loader, _transformers_reader, _transformers_decoders), strict=True)
+)
+# Modules of gguf whose classes are patched: reloading one makes them anew.
+_INNER = ("gguf.gguf_reader", "gguf.quants", "gguf.tensor_mapping")
 
 
 class _Done(NamedTuple):
@@ -79,20 +84,25 @@ _active = False
 _done: dict[str, _Done] = {}
 
 
-def _apply(name: str, module: ModuleType, patch: _Patch) -> None:
+def _apply(name: str, module: ModuleType, find_parts: _FindParts) -> None:
+    """Patch what isn't patched yet, or not any more since a module was reloaded or imported a second time."""
     with _lock:
         before = _done.get(name)
-        if before is not None and before.module is module:
+        same = before is not None and before.module is module
+        if before is not None and same and not before.patches.moved():
             return
-        patches = Patches()
-        try:
-            parts = patch(module, patches)
-        except Exception as error:  # a stub, or something stranger: it stays as it was
-            patches.undo()
-            parts = {"all": f"left alone: {error!r}"}
-            say_once(f"{name} {parts['all']}")
-        if before is not None:  # imported a second time: the first copy may still be in use
-            patches.follow(before.patches)
+        # Of a module imported a second time the first copy may still be in use, and is put back with the second.
+        patches = Patches() if before is None else before.patches
+        found = find_parts(module)
+        moved = patches.moved() if same else set(found)
+        parts = {}
+        for part, patch in found.items():
+            if before is not None and part not in moved:
+                parts[part] = before.parts[part]
+                continue
+            parts[part] = patches.apply(part, patch)
+            if parts[part] != "patched":
+                say_once(f"{name}, {part}: {parts[part]}")
         _done[name] = _Done(module, patches, parts)
 
 
@@ -102,7 +112,19 @@ def imported(module: ModuleType) -> None:
         _apply(module.__name__, module, _WATCHED[module.__name__])
 
 
-_watcher = Watcher(dict.fromkeys(_WATCHED, imported))
+def _inner_imported(module: ModuleType) -> None:
+    with _lock:
+        done = _done.get("gguf")
+        # Not while the package itself is being imported: its own turn comes after.
+        if _active and done is not None and done.module is sys.modules.get("gguf"):
+            _apply("gguf", done.module, _gguf)
+
+
+_CALLBACKS: dict[str, Callable[[ModuleType], object]] = {
+    **dict.fromkeys(_WATCHED, imported),
+    **dict.fromkeys(_INNER, _inner_imported),
+}
+_watcher = Watcher(_CALLBACKS)
 
 
 def install(package: ModuleType | None = None) -> Status:
@@ -125,8 +147,9 @@ def install(package: ModuleType | None = None) -> Status:
 
     Notes
     -----
-    Calling it again changes nothing. Child processes inherit the patches by fork; under spawn, set GGUFX_COMPAT=1 or
-    call it in the child. Nothing is imported, no thread is started.
+    Calling it again changes nothing, unless a module was reloaded in between: then its new classes are patched too.
+    Child processes inherit the patches by fork; under spawn, set GGUFX_COMPAT=1 or call it in the child. Nothing is
+    imported, no thread is started.
 
     Examples
     --------
@@ -184,11 +207,20 @@ def patched(package: ModuleType | None = None) -> Iterator[Status]:
 def status() -> Status:
     """Tell what is patched now."""
     with _lock:
-        packages = {name: dict(done.parts) for name, done in _done.items()}
+        packages = {name: {part: _now(done, part) for part in done.parts} for name, done in _done.items()}
         return Status(_active, packages, tuple(n for n in _WATCHED if n not in packages) if _active else ())
+
+
+def _now(done: _Done, part: str) -> str:
+    if part in done.patches.moved():
+        return "not patched: its module was reloaded since; install() again patches it"
+    others = done.patches.overridden(part)
+    if others:
+        return f"{done.parts[part]}, but somebody else has replaced {', '.join(others)} since"
+    return done.parts[part]
 
 
 def vllm_plugin() -> None:
     """Entry point of the group ``vllm.general_plugins``: installs where GGUFX_COMPAT is set."""
-    if os.environ.get("GGUFX_COMPAT", "0") not in ("", "0"):
+    if is_wanted():
         install()

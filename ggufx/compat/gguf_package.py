@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +17,7 @@ from ..formats import QType
 from . import headers
 from .patching import Patches, is_known, is_original, say_once, source_block
 
-__all__ = ["patch_package"]
+__all__ = ["parts"]
 
 READER_METHODS = ("_build_fields", "_build_tensor_info", "_build_tensors")
 # What the replaced methods call, or do themselves: a subclass that overrides one of them gets gguf's own loops.
@@ -33,42 +35,36 @@ def _submodule(package: ModuleType, name: str) -> ModuleType | None:
     return module if isinstance(module, ModuleType) else None
 
 
-def patch_package(package: ModuleType, patches: Patches) -> dict[str, str]:
-    """Patch a copy of the package in place, on its classes.
+def parts(package: ModuleType) -> dict[str, Callable[[Patches], str]]:
+    """Return the parts of a copy of the package, each with the function that patches it in place.
 
     Parameters
     ----------
     package : module
         ``gguf`` or another copy of it.
-    patches : Patches
-        Takes what was replaced.
 
     Returns
     -------
     dict
-        For each part of the package, ``"patched"`` or why it was left alone.
+        Part -> function, which returns ``"patched"`` or why the part was left alone.
     """
-    done = {}
-    for part, name, patch in (
-        ("reader", "gguf_reader", _patch_reader),
-        ("quants", "quants", _patch_quants),
-        ("tensor names", "tensor_mapping", _patch_names),
-    ):
-        module = _submodule(package, name)
+
+    def patch_with(patch: Callable[[ModuleType, Patches], str], name: str, patches: Patches) -> str:
+        module = patches.rely_on(lambda: _submodule(package, name))
         if module is None:
-            done[part] = f"left alone: {package.__name__} has no module {name}"
-        else:
-            try:
-                done[part] = patch(module, patches)
-            except (AttributeError, TypeError, KeyError, ImportError) as error:
-                done[part] = f"left alone: {module.__name__} isn't what it should be ({error!r})"
-        if not done[part].startswith("patched"):
-            say_once(f"{package.__name__}: {part} {done[part]}")
-    return done
+            return f"left alone: {package.__name__} has no module {name}"
+        return patch(module, patches)
+
+    return {
+        "reader": partial(patch_with, _patch_reader, "gguf_reader"),
+        "quants": partial(patch_with, _patch_quants, "quants"),
+        "tensor names": partial(patch_with, _patch_names, "tensor_mapping"),
+    }
 
 
 def _patch_reader(module: ModuleType, patches: Patches) -> str:
-    reader = module.GGUFReader
+    reader = patches.rely_on(lambda: module.GGUFReader)
+    patches.rely_on(lambda: module.ReaderField)
     if not is_known(module, "class GGUFReader", "class ReaderTensor"):
         return "left alone: this version's GGUFReader isn't known"
     if not is_original(module, reader, *READER_METHODS, *READER_HELPERS):
@@ -146,7 +142,7 @@ def _base_of(module: ModuleType) -> type:
 
 
 def _patch_quants(module: ModuleType, patches: Patches) -> str:
-    base = _base_of(module)
+    base = patches.rely_on(lambda: _base_of(module))
     array_methods = ("_Quant__dequantize_array", "_Quant__quantize_array")
     if not is_known(module, "class __Quant", "def _apply_over_grouped_rows", "def quant_shape_from_byte_shape"):
         return "left alone: this version's quantization classes aren't known"
@@ -189,7 +185,7 @@ def _patch_quants(module: ModuleType, patches: Patches) -> str:
             packed = encode.quantize(values, qtype)
         except GGUFError:
             # NaN and infinities: gguf has its own answer for the types it knows.
-            if own[cls][1] is base.quantize_blocks.__func__:  # type: ignore[attr-defined]
+            if own[cls][1] is base.quantize_blocks.__func__:
                 raise
             return quantize_of_gguf(cls, array)  # type: ignore[no-any-return]
         if qtype in MINDS_ZEROS:
@@ -202,7 +198,7 @@ def _patch_quants(module: ModuleType, patches: Patches) -> str:
         return packed
 
     own = {c: (c.dequantize_blocks.__func__, c.quantize_blocks.__func__) for c in {*decoded, *encoded}}  # type: ignore[attr-defined]
-    rows = (base.dequantize_rows.__func__, base.quantize_rows.__func__)  # type: ignore[attr-defined]
+    rows = (base.dequantize_rows.__func__, base.quantize_rows.__func__)
     _disguise(dequantize_array, dequantize_of_gguf)
     _disguise(quantize_array, quantize_of_gguf)
     patches.set(base, array_methods[0], classmethod(dequantize_array))
@@ -246,7 +242,7 @@ def _known_classes(module: ModuleType, base: type) -> tuple[dict[type, QType], d
 
 
 def _patch_names(module: ModuleType, patches: Patches) -> str:
-    cls = module.TensorNameMap
+    cls = patches.rely_on(lambda: module.TensorNameMap)
     if not is_known(module, "    def __init__(self, arch: MODEL_ARCH, n_blocks: int)"):
         return "left alone: this version's TensorNameMap isn't known"
     if not is_original(module, cls, "__init__"):

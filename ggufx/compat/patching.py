@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 __all__ = ["Patches", "fingerprint", "is_known", "is_original", "log", "say_once", "source_block"]
@@ -25,46 +27,122 @@ def say_once(message: str) -> None:
         log.warning(message)
 
 
+@dataclass(eq=False)
+class _Change:
+    """One attribute of an object, or one item of a dictionary, before and after."""
+
+    owner: Any
+    key: Any
+    is_item: bool
+    part: str
+    new: object
+    old: object = _MISSING
+
+    def now(self) -> object:
+        if self.is_item:
+            return self.owner.get(self.key, _MISSING)
+        # Only a function's code is no entry of its dictionary.
+        return self.owner.__code__ if self.key == "__code__" else vars(self.owner).get(self.key, _MISSING)
+
+    def put(self, value: object) -> None:
+        if self.is_item and value is _MISSING:
+            self.owner.pop(self.key, None)
+        elif self.is_item:
+            self.owner[self.key] = value
+        elif value is _MISSING:
+            delattr(self.owner, self.key)
+        else:
+            setattr(self.owner, self.key, value)
+
+    def above(self) -> _Change | None:
+        """The change that was made on top of this one, if it still stands."""
+        return next((c for c in _standing if c.owner is self.owner and c.old is self.new and c is not self), None)
+
+    def __str__(self) -> str:
+        return f"{getattr(self.owner, '__qualname__', 'an item')}.{self.key}"
+
+
+# Changes of all `Patches`: one may stand on another's, and go after it.
+_standing: list[_Change] = []
+
+
 class Patches:
-    """What was replaced, and how to put it back."""
+    """What was replaced, part by part, and how to put it back."""
 
     def __init__(self) -> None:
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._changes: list[_Change] = []
+        self._bases: dict[str, list[tuple[Callable[[], object], object]]] = {}
+        self._part = ""
+
+    def apply(self, part: str, patch: Callable[[Patches], str]) -> str:
+        """Run a function that replaces things; returns what it says, or why everything stayed as it was."""
+        # What a reload of the module has overwritten isn't there to be put back.
+        lost = [c for c in self._changes if c.part == part and c.now() is not c.new and c.above() is None]
+        for change in lost:
+            self._changes.remove(change)
+            _standing.remove(change)
+        self._part, self._bases[part] = part, []
+        mark = len(self._changes)
+        _source_lines.cache_clear()
+        try:
+            return patch(self)
+        except Exception as error:  # a stub, or something stranger
+            self.undo(mark)
+            return f"left alone: it isn't what it should be ({error!r})"
+
+    def rely_on(self, find: Callable[[], object]) -> Any:
+        """Return what `find` finds, and note it: the part being applied has moved when that is another object."""
+        found = find()
+        self._bases[self._part].append((find, found))
+        return found
+
+    def moved(self) -> set[str]:
+        """Parts whose classes or functions have been made anew since, as reloading a module does."""
+        return {part for part, bases in self._bases.items() if any(_found(find) is not base for find, base in bases)}
+
+    def overridden(self, part: str) -> list[str]:
+        """What this part replaced and somebody else has replaced since."""
+        mine = (c for c in self._changes if c.part == part)
+        return [str(c) for c in mine if c.now() is not c.new and c.above() is None]
 
     def set(self, owner: Any, name: str, value: object) -> None:
         """Set attribute `name` of `owner`, a class or a module; remembers what its own dictionary held."""
-        self._undo.append((owner, name, vars(owner).get(name, _MISSING)))
-        setattr(owner, name, value)
+        self._make(_Change(owner, name, False, self._part, value))
 
     def set_item(self, mapping: dict[Any, Any], key: Any, value: object) -> None:
         """Set one item of a dictionary."""
-        self._undo.append((mapping, "[]", (key, mapping.get(key, _MISSING))))
-        mapping[key] = value
+        self._make(_Change(mapping, key, True, self._part, value))
 
-    def set_code(self, function: FunctionType, code: Any) -> None:
+    def set_code(self, function: FunctionType, code: CodeType) -> None:
         """Replace the body of a function, so that every name bound to it is covered."""
-        self._undo.append((function, "__code__", function.__code__))
-        function.__code__ = code
+        self._make(_Change(function, "__code__", False, self._part, code))
 
-    def follow(self, earlier: Patches) -> None:
-        """Undo `earlier` too, after these."""
-        self._undo[:0] = earlier._undo
-        earlier._undo = []
+    def _make(self, change: _Change) -> None:
+        change.old = change.now()
+        change.put(change.new)
+        self._changes.append(change)
+        _standing.append(change)
 
-    def undo(self) -> None:
-        """Put everything back, last change first."""
-        while self._undo:
-            owner, name, value = self._undo.pop()
-            if name == "[]":
-                key, old = value
-                if old is _MISSING:
-                    owner.pop(key, None)
-                else:
-                    owner[key] = old
-            elif value is _MISSING:
-                delattr(owner, name)
+    def undo(self, mark: int = 0) -> None:
+        """Put back everything, or everything since there were `mark` changes, last change first."""
+        while len(self._changes) > mark:
+            change = self._changes.pop()
+            _standing.remove(change)
+            if change.now() is change.new:
+                change.put(change.old)
+                continue
+            above = change.above()
+            if above is not None:
+                above.old = change.old
             else:
-                setattr(owner, name, value)
+                say_once(f"{change} was replaced by somebody else since, and stays as it is")
+
+
+def _found(find: Callable[[], object]) -> object:
+    try:
+        return find()
+    except Exception:  # whatever it was, it isn't there any more
+        return _MISSING
 
 
 @lru_cache(maxsize=4)
@@ -119,7 +197,8 @@ def is_original(module: ModuleType, owner: type, *names: str) -> bool:
     """Whether these methods of a class are the ones its module's own source defines, not replaced by anyone."""
     for name in names:
         function = getattr(vars(owner).get(name), "__func__", vars(owner).get(name))
-        if not isinstance(function, FunctionType) or function.__module__ != module.__name__:
+        # A wrapper bears the name of what it wraps, but not its module's globals.
+        if not isinstance(function, FunctionType) or function.__globals__ is not vars(module):
             return False
         if not function.__qualname__.startswith(owner.__name__ + "."):
             return False

@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from .. import compat, loading
 from ..compat.patching import Patches, say_once
-from ..errors import GGUFError
 from ..formats import QType
 from ..reader import open as open_gguf
 from ..splits import SplitFile
@@ -95,34 +94,23 @@ def load(path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = N
 
             def get_state_dict(self: Any, checkpoint_file: str, model: Any) -> Any:
                 if self.supported or self.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-                    if is_split:
-                        raise GGUFError(f"{first}: this architecture's loader takes no split files; merge them first")
                     return theirs(self, checkpoint_file, model)
                 return _state_dict(first, model, self.dtype, legacy)
 
             patches.set(Quantizer, "get_state_dict", get_state_dict)
-        elif is_split:
-            raise ImportError(f"split files need another transformers than {transformers.__version__}, 5.24 for one")
         else:
             say_once(f"transformers {transformers.__version__} isn't known: its own loading is used")
         cls = transformers.AutoModelForCausalLM if auto_class is None else auto_class
-        if is_split and "config" not in options:
-            options["config"] = _config_of(first, folder, name, transformers)
+        if is_split and not _takes_splits():
+            raise ImportError(f"split files need another transformers than {transformers.__version__}, 5.24 for one")
         return cls.from_pretrained(folder, gguf_file=name, **options)
 
 
-def _config_of(first: str, folder: str, name: str, transformers: Any) -> Any:
-    """Make the configuration of a split file: what transformers tells from the tensors' names, from all of them."""
-    config = transformers.AutoConfig.from_pretrained(folder, gguf_file=name)
-    with open_gguf(first) as f:
-        names = set(f.tensors)
-        architecture = str(f.metadata["general.architecture"])
-    if architecture not in ("falcon", "bloom"):
-        config.tie_word_embeddings = "output.weight" not in names
-    if "stablelm" in architecture:
-        config.use_qkv_bias = any(f"attn_{x}.bias" in name for name in names for x in "qkv")
-        config.use_parallel_residual = not any("ffn_norm" in name for name in names)
-    return config
+def _takes_splits() -> bool:
+    """Whether both loaders of this transformers are patched to read all shards."""
+    packages = compat.status().packages
+    parts = (("modeling_gguf_pytorch_utils", "load_gguf_checkpoint"), ("integrations.gguf.reader", "split files"))
+    return all(packages.get(f"transformers.{module}", {}).get(part) == "patched" for module, part in parts)
 
 
 def _state_dict(first: str, model: Any, dtype: torch.dtype, legacy: Any) -> dict[str, torch.Tensor]:

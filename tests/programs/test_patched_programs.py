@@ -133,16 +133,26 @@ def test_transformers_model(model, tmp_path, dtype):
 
 
 def test_transformers_split_model(model, tmp_path):
-    """The shards of a split model load as the whole."""
+    """The shards of a split model load as the whole, through load() and through from_pretrained of the first."""
     pytest.importorskip("transformers")
     from ggufx.splitting import split
 
     program = tmp_path / "load.py"
     program.write_text(TRANSFORMERS)
-    paths = split(model, tmp_path / "part", max_tensors=100, first_empty=True, sync=False)
+    paths = [Path(p) for p in split(model, tmp_path / "part", max_tensors=100, first_empty=True, sync=False)]
     assert len(paths) > 2
-    want, got = (json.loads(run(program, "direct", "float32", path)) for path in (model, paths[1]))
-    assert got[:5] == want[:5]
+    want = json.loads(run(program, "direct", "float32", model))
+    for got in (run(program, "direct", "float32", paths[1]), run(program, "patched", "float32", paths[0], setting="1")):
+        assert json.loads(got)[:5] == want[:5]
+    tokenizer = tmp_path / "tokenizer.py"
+    tokenizer.write_text(TOKENIZER)
+    want = run(tokenizer, model, setting="1")
+    assert run(tokenizer, paths[0], setting="1") == want
+    # What is read of the header alone needs no other shard; what is read of tensors does, and says which.
+    paths[1].unlink()
+    assert run(tokenizer, paths[0], setting="1") == want
+    with pytest.raises(AssertionError, match=f"{paths[1].name}: shard 2 of {len(paths)} is missing"):
+        run(program, "patched", "float32", paths[0], setting="1")
 
 
 TOKENIZER = """
@@ -205,8 +215,11 @@ def test_transformers_own_decoders():
 def test_transformers_newer_loader(tmp_path):
     """A model of an architecture that the newer loader takes: patched, and through load()."""
     transformers = pytest.importorskip("transformers")
+    from transformers.integrations.gguf import reader
+
     from ggufx import compat
     from ggufx.integrations.transformers import load
+    from ggufx.splitting import split
 
     rng = np.random.default_rng(0)
     width, inner = 256, 512
@@ -240,14 +253,20 @@ def test_transformers_newer_loader(tmp_path):
         for i in (0, 2):
             w.add(f"blk.{i}.shortconv.conv.weight", rng.standard_normal((width, 3), np.float32))
 
-    def loaded() -> dict[str, torch.Tensor]:
-        auto = transformers.AutoModelForCausalLM
-        return auto.from_pretrained(tmp_path, gguf_file="lfm2.gguf").state_dict()
+    def loaded(name: str) -> dict[str, torch.Tensor]:
+        return transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=name).state_dict()
 
-    want = loaded()
+    def functions() -> list[object]:
+        found = (reader.read_gguf_metadata, reader.load_gguf_state_dict, reader.GgufHeader.from_file.__func__)
+        return [(f, f.__code__, set(vars(reader))) for f in found]
+
+    want, before = loaded("lfm2.gguf"), functions()
+    paths = [Path(p) for p in split(tmp_path / "lfm2.gguf", tmp_path / "part", max_tensors=10, sync=False)]
+    assert len(paths) > 2
     with compat.patched():
-        patched = loaded()
-    for got in (patched, load(tmp_path / "lfm2.gguf").state_dict()):
+        patched, joined = loaded("lfm2.gguf"), loaded(paths[0].name)
+    assert functions() == before
+    for got in (patched, joined, load(tmp_path / "lfm2.gguf").state_dict(), load(paths[2]).state_dict()):
         assert got.keys() == want.keys()
         assert all(torch.equal(value, want[key]) for key, value in got.items())
 
