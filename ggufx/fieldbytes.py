@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from array import array
 from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import Any, NamedTuple
@@ -80,6 +81,8 @@ class Layout:
         ValueError
             If a number doesn't fit its type.
         """
+        if isinstance(value, (memoryview, array)):
+            value = np.asarray(value)
         if isinstance(value, np.ndarray) and value.ndim == 0:
             value = value[()]
         try:

@@ -176,7 +176,10 @@ def _pieces(entry: Entry, given: Any) -> Iterator[memoryview]:
     done = 0
     for piece in pieces:
         flat = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data if isinstance(piece, np.ndarray) else piece
-        view = memoryview(flat)
+        try:
+            view = memoryview(flat)
+        except TypeError:
+            raise TypeError(f"tensor {entry.name!r}: its source gave {type(flat).__name__}, not bytes") from None
         if not view.nbytes:
             continue
         view = view.cast("B")

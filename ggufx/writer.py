@@ -148,13 +148,17 @@ class Writer:
             If the value isn't of the type, or has none; the message names the key.
         """
         self._check_key(key)
-        encoded = self.layout.encode(key, value, None if type is None else value_type(type))
+        try:
+            vtype = None if type is None else value_type(type)
+        except ValueError as error:
+            raise ValueError(f"metadata key {key!r}: {error}") from None
         if key == "general.alignment":
-            if encoded.type not in (ValueType.UINT32, ValueType.UINT64, ValueType.INT32):
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
                 raise TypeError(f"metadata key {key!r}: an integer was expected, not {value!r}")
-            if not isinstance(value, (int, np.integer)) or value < 1 or value & (value - 1) or value >> 32:
+            if value < 1 or value & (value - 1) or value >> 32:
                 raise ValueError(f"metadata key {key!r}: {value} is no power of two below 2**32")
-        self._fields[key] = encoded
+            vtype = vtype or ValueType.UINT32
+        self._fields[key] = self.layout.encode(key, value, vtype)
 
     def set_encoded(self, key: str, encoded: Encoded) -> None:
         """Set a metadata key to a value that is already in this file's layout."""
@@ -224,7 +228,7 @@ class Writer:
             If type, shape and bytes don't agree; a byte shape is refused with the logical one beside it.
         """
         self._check_name(name)
-        kind = None if qtype is None else _qtype(qtype)
+        kind = None if qtype is None else _qtype(name, qtype)
         if isinstance(data, Tensor):
             entry = self._from_tensor(name, data, shape, kind)
         elif callable(data):
@@ -281,8 +285,10 @@ class Writer:
             hint = f"; shape={logical} fits these bytes" if logical else ""
             raise TypeError(f"tensor {name!r}: packed bytes need shape, the logical shape in values{hint}")
         dims = _dims(name, shape)
-        if is_array and logical != dims and dims == array.shape and kind.is_quantized:
-            hint = f" (logical shape {logical})" if logical else ""
+        meant = _logical_shape(dims, kind)
+        given = is_array and kind.is_quantized and dims == array.shape
+        if meant != dims and (given or (meant is not None and nbytes(meant, kind) == array.nbytes)):
+            hint = f" (logical shape {meant})" if meant else ""
             raise ValueError(f"tensor {name!r}: {dims} is the shape in bytes; shape is counted in values{hint}")
         size = _size(name, dims, kind)
         if array.nbytes != size:
@@ -409,15 +415,13 @@ class Writer:
         self._check_open()
         if not isinstance(key, str) or not key:
             raise TypeError(f"a metadata key is a non-empty str, not {key!r}")
-        if len(key.encode("utf-8", "surrogateescape")) > MAX_NAME:
-            raise ValueError(f"metadata key {key[:40]!r}... is longer than {MAX_NAME} bytes")
+        _check_length("metadata key", key)
 
     def _check_name(self, name: str) -> None:
         self._check_open()
         if not isinstance(name, str) or not name:
             raise TypeError(f"a tensor name is a non-empty str, not {name!r}")
-        if len(name.encode("utf-8", "surrogateescape")) > MAX_NAME:
-            raise ValueError(f"tensor name {name[:40]!r}... is longer than {MAX_NAME} bytes")
+        _check_length("tensor name", name)
         if name in self._entries:
             raise ValueError(f"tensor {name!r} is there already")
 
@@ -460,13 +464,21 @@ def write(
         return writer.close()
 
 
-def _qtype(spec: QType | int | str) -> QType:
-    if isinstance(spec, str):
-        try:
-            return QType[spec.upper()]
-        except KeyError:
-            raise ValueError(f"{spec!r} is no tensor type; there are {', '.join(QType.__members__)}") from None
-    return QType(spec)
+def _check_length(what: str, name: str) -> None:
+    try:
+        size = len(name.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} {name[:40]!r} has no UTF-8 form: {error.reason}") from None
+    if size > MAX_NAME:
+        raise ValueError(f"{what} {name[:40]!r}... is longer than {MAX_NAME} bytes")
+
+
+def _qtype(name: str, spec: QType | int | str) -> QType:
+    try:
+        return QType[spec.upper()] if isinstance(spec, str) else QType(spec)
+    except (KeyError, ValueError):
+        known = ", ".join(QType.__members__)
+        raise ValueError(f"tensor {name!r}: {spec!r} is no tensor type; there are {known}") from None
 
 
 def _own_type(dtype: np.dtype[Any]) -> QType | None:
@@ -477,7 +489,10 @@ def _own_type(dtype: np.dtype[Any]) -> QType | None:
 
 
 def _dims(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    dims = tuple(operator.index(d) for d in shape)
+    try:
+        dims = tuple(operator.index(d) for d in shape)
+    except TypeError:
+        raise TypeError(f"tensor {name!r}: a shape of integers was expected, not {shape!r}") from None
     if any(d < 0 for d in dims):
         raise ValueError(f"tensor {name!r}: negative dimension in shape {dims}")
     if len(dims) > MAX_DIMS:
@@ -489,7 +504,9 @@ def _size(name: str, dims: tuple[int, ...], kind: QType) -> int:
     try:
         return nbytes(dims, kind)
     except GGUFError as error:
-        raise ValueError(f"tensor {name!r}, shape {dims}: {error}") from None
+        meant = _logical_shape(dims, kind)
+        hint = f"; if {dims} counts bytes, the logical shape is {meant}" if meant else ""
+        raise ValueError(f"tensor {name!r}, shape {dims}: {error}{hint}") from None
 
 
 def _logical_shape(shape: tuple[int, ...], kind: QType) -> tuple[int, ...] | None:

@@ -2,6 +2,7 @@
 
 import itertools
 import struct
+from array import array
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,8 @@ def declared(path: Path, key: str) -> list[str]:
         (np.arange(3, dtype=np.uint64), None, ["ARRAY", "UINT64"], [0, 1, 2]),
         (np.arange(3, dtype=">i2"), None, ["ARRAY", "INT16"], [0, 1, 2]),
         (np.array([True, False]), None, ["ARRAY", "BOOL"], [True, False]),
+        (memoryview(b"\x01\xff"), None, ["ARRAY", "UINT8"], [1, 255]),
+        (array("d", [0.1]), None, ["ARRAY", "FLOAT64"], [0.1]),
     ],
 )
 def test_values_keep_their_type(tmp_path: Path, value: object, vtype: object, types: list, contents: object) -> None:
@@ -101,7 +104,8 @@ def test_empty_arrays_and_nested_ones_keep_their_type() -> None:
         (1e39, "float32", ValueError, "doesn't fit float32"),
         ("a\ud800", None, ValueError, "at 1 of a string has no UTF-8 form"),
         (["a", "\ud800"], None, ValueError, "has no UTF-8 form"),
-        (1, "int128", ValueError, "no GGUF value type"),
+        (1, "int128", ValueError, "'k': 'int128' is no GGUF value type"),
+        (1, 99, ValueError, "'k': 99"),
         (np.zeros(2, np.complex64), None, TypeError, "'k'.*complex64"),
     ],
 )
@@ -121,8 +125,13 @@ def test_keys_are_checked(tmp_path: Path) -> None:
             w.set(key, 1)
     with pytest.raises(ValueError, match="longer"):
         w.set("k" * 70000, 1)
-    with pytest.raises(ValueError, match="power of two"):
-        w.set("general.alignment", 48)
+    with pytest.raises(ValueError, match=r"'k\\ud800' has no UTF-8 form"):
+        w.set("k\ud800", 1)
+    for big in (2**32, 48):
+        with pytest.raises(ValueError, match=f"{big} is no power of two below"):
+            w.set("general.alignment", big)
+    w.set("general.alignment", np.int16(64))
+    assert w.alignment == 64
     with pytest.raises(TypeError, match="alignment"):
         w.set("general.alignment", "64")
 
@@ -175,6 +184,12 @@ def test_packed_blocks_read_back_by_gguf(tmp_path: Path) -> None:
         (np.zeros((4, 60), np.uint8), {"qtype": QType.Q4_1, "shape": (4, 50)}, ValueError, "whole number of blocks"),
         (np.zeros((4, 61), np.uint8), {"qtype": QType.Q4_1, "shape": (4, 61)}, ValueError, "shape in bytes"),
         (b"1234", {"qtype": "f32", "shape": (2,)}, ValueError, "8 bytes, but 4 are given"),
+        (bytes(240), {"qtype": QType.Q4_1, "shape": (4, 60)}, ValueError, r"in bytes.*\(4, 96\)"),
+        (bytes(24), {"qtype": "f32", "shape": (2, 12)}, ValueError, r"in bytes.*\(2, 3\)"),
+        (lambda: b"", {"qtype": QType.Q4_1, "shape": (4, 60)}, ValueError, r"if \(4, 60\) counts bytes.*\(4, 96\)"),
+        (b"1234", {"qtype": "q9", "shape": (1,)}, ValueError, "'t': 'q9' is no tensor type"),
+        (b"1234", {"qtype": 4, "shape": (1,)}, ValueError, "'t': 4 is no tensor type"),
+        (b"1234", {"qtype": "f32", "shape": (1.0,)}, TypeError, "'t': a shape of integers"),
         (b"1234", {"qtype": "f33", "shape": (1,)}, ValueError, "no tensor type"),
         (np.zeros(4, np.complex64), {}, TypeError, "complex64"),
         (np.zeros(4, np.bool_), {}, TypeError, "bool"),
@@ -235,6 +250,8 @@ def test_a_source_that_gives_the_wrong_number_of_bytes_is_named(tmp_path: Path) 
         with pytest.raises(GGUFError, match=r"'t'.*4 were planned"), Writer(tmp_path / "f.gguf") as w:
             w.add("t", lambda bad=bad: bad, shape=(1,), qtype="f32")
         assert list(tmp_path.iterdir()) == []
+    with pytest.raises(TypeError, match=r"'t': its source gave NoneType, not bytes"), Writer(tmp_path / "f.gguf") as w:
+        w.add("t", lambda: None, shape=(1,), qtype="f32")
 
 
 @pytest.mark.parametrize("qtype", [t for t in QType if t.is_quantized or t in (QType.BF16, QType.F16, QType.I64)])
