@@ -78,7 +78,7 @@ def assign(tensors: Sequence[Measured], budget: int) -> dict[str, QType]:
     at = dict.fromkeys(hulls, 0)
     used = sum(hull[0][0] for hull in hulls.values())
     if used > budget:
-        raise ValueError(f"the smallest types need {used} bytes, {budget} are allowed")
+        raise ValueError(f"the smallest types need {used} bytes, {budget} are left")
     steps = sorted(
         ((_rate(hull[i], hull[i + 1]), name, i) for name, hull in hulls.items() for i in range(len(hull) - 1)),
         key=lambda step: -step[0],

@@ -92,6 +92,8 @@ def edit(
     and the next edit (or :func:`undo_unfinished`) puts them back. Programs that have the file mapped see the change.
     """
     source = os.fspath(path)
+    if idle := [key for key in types or {} if key not in (set or {})]:
+        raise ValueError(f"types are given for keys that aren't set: {', '.join(map(repr, idle))}")
     if output is None:
         undo_unfinished(source)
     with open_gguf(source, shards=False) as f:

@@ -128,6 +128,22 @@ class Request:
     embedding_type: QType | None = None
     leave_output: bool = False
 
+    def patterns(self) -> list[tuple[re.Pattern[str], QType]]:
+        """`tensor_types`, compiled.
+
+        Raises
+        ------
+        ValueError
+            If one is no regular expression; the message names it.
+        """
+        compiled = []
+        for pattern, qtype in self.tensor_types:
+            try:
+                compiled.append((re.compile(pattern), qtype))
+            except re.error as error:
+                raise ValueError(f"tensor type pattern {pattern!r} is no regular expression: {error}") from None
+        return compiled
+
 
 class Choice(NamedTuple):
     """The type a tensor gets.
@@ -507,7 +523,7 @@ class _Recipe:
     def __init__(self, tensors: Sequence[TensorLike], facts: ModelFacts, request: Request) -> None:
         self.facts = facts
         self.request = request
-        self.patterns = [(re.compile(pattern), qtype) for pattern, qtype in request.tensor_types]
+        self.patterns = request.patterns()
         self.tied = all(t.name != "output.weight" for t in tensors)
         self.totals = dict.fromkeys((Role.FFN_DOWN, Role.FFN_GATE, Role.FFN_UP), facts.n_layer)
         self.totals[Role.ATTN_V] = sum(role_of(t.name) is Role.ATTN_V for t in tensors)

@@ -420,7 +420,7 @@ class _Job:
 
     def search(self, target_size: int, threads: int) -> None:
         """Replace the mix's choices by the best ones whose file keeps within `target_size` bytes."""
-        patterns = [re.compile(p) for p, _ in self.request.tensor_types]
+        patterns = [pattern for pattern, _ in self.request.patterns()]
         free = [
             c
             for c in self.choices
@@ -441,11 +441,10 @@ class _Job:
         rest = len(planned.header) + sum(padded(e.nbytes, writer.alignment) for e in planned.entries if e.name in fixed)
         measured = self.measure(free, writer.alignment, threads)
         try:
-            chosen = budget.assign(measured, target_size - rest)
+            chosen = budget.assign(measured, max(target_size - rest, 0))
         except ValueError as error:
             raise ValueError(
-                f"nothing fits into {format_size(target_size)}: header and other tensors need "
-                f"{format_size(rest)}, and of the rest {error}"
+                f"nothing fits into {target_size} bytes: header and other tensors need {rest}, and {error}"
             ) from None
         self.choices = [
             c._replace(qtype=chosen[c.name], wanted=None, needs_imatrix=False) if c.name in chosen else c

@@ -95,6 +95,9 @@ def test_quantize_under_a_size(cli, model: Path, tmp_path: Path) -> None:
         (("Q4_K_M", "--override-kv", "x"), "KEY=TYPE:VALUE"),
         (("Q4_K_M", "--target-size", "big"), "no size"),
         (("Q4_K_M", "--prune-layers", "7"), "blocks [7]"),
+        (("Q4_K_M", "--prune-layers", "1,x"), "block numbers"),
+        (("Q4_K_M", "--tensor-type", "ffn[=q8_0"), "'ffn[' is no regular expression"),
+        (("--target-size", "1KiB"), "nothing fits into 1024 bytes"),
     ],
 )
 def test_wrong_arguments(cli, model: Path, tmp_path: Path, arguments: tuple, message: str) -> None:

@@ -126,6 +126,7 @@ def test_wrong_edits_change_nothing(model: Path) -> None:
     for options, error in (
         ({"delete": ["missing"]}, KeyError),
         ({"rename": {"missing": "x"}}, KeyError),
+        ({"types": {"general.name": "string"}}, ValueError),
         ({"rename": {"flag": "none"}}, ValueError),
         ({"rename": {"flag": ""}}, ValueError),
         ({"set": {"": 1}}, ValueError),

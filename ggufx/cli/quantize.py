@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
             include_weights=arguments.include_weights,
             exclude_weights=arguments.exclude_weights,
             override_kv=[Override.parse(text) for text in arguments.override_kv],
-            prune_layers=[int(n) for n in arguments.prune_layers.split(",")] if arguments.prune_layers else (),
+            prune_layers=_numbers(arguments.prune_layers or ""),
             tensor_types=[(pattern.lower(), _qtype(name)) for pattern, name in pairs],
             output_type=_qtype(arguments.output_tensor_type),
             embedding_type=_qtype(arguments.token_embedding_type),
@@ -102,6 +102,13 @@ def run(arguments: argparse.Namespace) -> int:
     for path in report.paths:
         print(f"{printable(path)}: {report.ftype.name}, {format_size(report.nbytes_after)} of tensors")
     return 0
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise ValueError(f"--prune-layers {text!r}: block numbers were expected, as in 3,4,5") from None
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:
