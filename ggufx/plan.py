@@ -183,7 +183,10 @@ class Plan:
 
     def __getitem__(self, mix: FileType | str) -> MixPlan:
         ftype = FileType.parse(mix)
-        return next(m for m in self.mixes if m.ftype is ftype)
+        for m in self.mixes:
+            if m.ftype is ftype:
+                return m
+        raise ValueError(f"{ftype.name} isn't planned: it wasn't asked for, or this model can't be made so")
 
     def total(self, mix: MixPlan) -> int:
         """Weights, cache and overhead."""
@@ -198,7 +201,7 @@ class Plan:
         """The largest mix of :data:`LADDER` that fits, or None."""
         if self.memory is None:
             return None
-        fitting = [self[f] for f in LADDER if self.fits(self[f])]
+        fitting = [m for m in self.mixes if m.ftype in LADDER and self.fits(m)]
         return max(fitting, key=lambda m: m.nbytes, default=None)
 
     def offload(self, mix: MixPlan, gpu_memory: int) -> Offload:
@@ -262,6 +265,8 @@ class Plan:
         gpu_memory, gpu_bandwidth : optional
             Of a GPU that takes as many layers as fit.
         """
+        if bandwidth <= 0 or (gpu_bandwidth is not None and gpu_bandwidth <= 0):
+            raise ValueError("a bandwidth is above 0")
         used = self.bytes_per_token(mix)
         if gpu_memory is None or gpu_bandwidth is None:
             return bandwidth / used
@@ -314,7 +319,11 @@ def plan(
     ------
     GGUFError
         If the metadata lacks what the sizes depend on.
+    ValueError
+        If the context isn't positive.
     """
+    if context < 1:
+        raise ValueError(f"context is {context} tokens, at least 1 was expected")
     specs = list(tensors)
     facts = ModelFacts.from_metadata(metadata)
     planned = []

@@ -103,6 +103,19 @@ def test_what_fits(memory: int, context: int, best: str | None) -> None:
     assert all(p.total(m) <= memory * GIB for m in p.mixes if p.fits(m))
 
 
+def test_what_can_not_be_is_refused() -> None:
+    llama = (llama_3_8b(), LLAMA_3_8B)
+    few = plan(*llama, memory=8 * GIB, mixes=[FileType.Q4_K_M])
+    assert few.best.ftype is FileType.Q4_K_M
+    with pytest.raises(ValueError, match="Q8_0 isn't planned"):
+        few["Q8_0"]
+    with pytest.raises(ValueError, match="context is -5"):
+        plan(*llama, context=-5)
+    for speeds in ({"bandwidth": 0}, {"bandwidth": 1, "gpu_memory": 1, "gpu_bandwidth": 0}):
+        with pytest.raises(ValueError, match="above 0"):
+            few.tokens_per_second(few.mixes[0], **speeds)
+
+
 def test_without_memory_everything_fits() -> None:
     p = plan(llama_3_8b(), LLAMA_3_8B)
     assert p.best is None

@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument("--overhead", metavar="SIZE", help="memory for everything else (default: 1GiB)")
     parser.add_argument("--imatrix", action="store_true", help="choose as with an importance matrix")
+    parser.add_argument("--pure", action="store_true", help="every tensor of the mix's default type")
     parser.add_argument("--mix", metavar="MIX", help="show this mix's tensors by group, and the price of raising them")
     parser.add_argument("--gpu-memory", metavar="SIZE", help="how many layers fit onto a GPU of this memory")
     parser.add_argument("--bandwidth", metavar="SIZE", help="memory bandwidth a second, as in 60GB: tokens per second")
@@ -52,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
             v_type=_cache_type(arguments.cache_type_v),
             overhead=OVERHEAD if arguments.overhead is None else parse_size(arguments.overhead),
             imatrix=arguments.imatrix,
+            pure=arguments.pure,
         )
     chosen = p[arguments.mix] if arguments.mix else p.best
     if arguments.json:
