@@ -7,20 +7,19 @@ tensor however large the model is.
 
 from __future__ import annotations
 
-import operator
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from .errors import GGUFError
+from .entries import make_entry
 from .fieldbytes import Encoded, Layout, stored, value_type
-from .formats import QType, nbytes
+from .formats import QType
 from .metadata import Metadata
 from .splits import shard_name
-from .stream import Entry, PlannedFile, Progress, Source, Stream, header_bytes, padded
+from .stream import Entry, PlannedFile, Progress, Stream, header_bytes, padded
 from .tensor import Tensor
 from .valuetypes import ValueType
 
@@ -32,19 +31,6 @@ SPLIT_KEYS = {
     "split.count": ValueType.UINT16,
     "split.tensors.count": ValueType.INT32,
 }
-_FROM_DTYPE = {
-    "f4": QType.F32,
-    "f2": QType.F16,
-    "f8": QType.F64,
-    "i1": QType.I8,
-    "i2": QType.I16,
-    "i4": QType.I32,
-    "i8": QType.I64,
-}
-_FLOATS = frozenset({QType.F32, QType.F16, QType.F64, QType.BF16})
-# Values converted at once where the byte order differs.
-SWAP_VALUES = 1 << 20
-MAX_DIMS = 4
 MAX_NAME = 65535
 
 
@@ -228,95 +214,13 @@ class Writer:
             If type, shape and bytes don't agree; a byte shape is refused with the logical one beside it.
         """
         self._check_name(name)
-        kind = None if qtype is None else _qtype(name, qtype)
+        self._entries[name] = make_entry(name, data, shape, qtype, self.byteorder)
         if isinstance(data, Tensor):
-            entry = self._from_tensor(name, data, shape, kind)
-        elif callable(data):
-            entry = self._planned(name, data, shape, kind)
-        else:
-            entry = self._from_array(name, data, shape, kind)
-        self._entries[name] = entry
+            self._inputs.append(data.path)
 
     def new_shard(self) -> None:
         """Begin a new shard with the next tensor, whatever the limits say."""
         self._breaks.add(len(self._entries))
-
-    def _planned(self, name: str, source: Source, shape: Sequence[int] | None, kind: QType | None) -> Entry:
-        if shape is None or kind is None:
-            raise TypeError(f"tensor {name!r}: data that comes later needs shape and qtype")
-        dims = _dims(name, shape)
-        return Entry(name, dims, kind, _size(name, dims, kind), source, kind if self.byteorder == "big" else None)
-
-    def _from_array(self, name: str, data: Any, shape: Sequence[int] | None, kind: QType | None) -> Entry:
-        try:
-            array = np.asarray(data) if isinstance(data, (np.ndarray, np.generic)) else np.frombuffer(data, np.uint8)
-        except TypeError:
-            raise TypeError(
-                f"tensor {name!r}: an array, a buffer, a tensor or a callable was expected, not {type(data).__name__}"
-            ) from None
-        own = _own_type(array.dtype)
-        if array.dtype == np.uint8 and kind is not QType.I8:
-            return self._from_packed(name, array, shape, kind, is_array=isinstance(data, np.ndarray))
-        if array.dtype == np.uint16 and kind is QType.BF16:
-            own = QType.BF16
-        if own is None:
-            raise TypeError(f"tensor {name!r}: no tensor type holds numpy's {array.dtype}")
-        dims = _dims(name, array.shape)
-        if shape is not None and _dims(name, shape) != dims:
-            raise ValueError(f"tensor {name!r}: shape is {tuple(shape)}, but the array has shape {dims}")
-        kind = own if kind is None else kind
-        size = _size(name, dims, kind)
-        if kind is own:
-            big = self.byteorder == "big"
-            return Entry(name, dims, kind, size, lambda: _typed_pieces(array, ">" if big else "<"), None)
-        if own not in _FLOATS:
-            raise TypeError(f"tensor {name!r}: {array.dtype} values can't become {kind.name}; convert them first")
-        _check_quantizable(name, kind)
-        swap = kind if self.byteorder == "big" else None
-        return Entry(name, dims, kind, size, lambda: _quantized(name, array, kind), swap)
-
-    def _from_packed(
-        self, name: str, array: np.ndarray[Any, Any], shape: Sequence[int] | None, kind: QType | None, *, is_array: bool
-    ) -> Entry:
-        if kind is None:
-            raise TypeError(f"tensor {name!r}: packed bytes need qtype, the tensor type they are of")
-        logical = _logical_shape(array.shape, kind) if is_array else None
-        if shape is None:
-            hint = f"; shape={logical} fits these bytes" if logical else ""
-            raise TypeError(f"tensor {name!r}: packed bytes need shape, the logical shape in values{hint}")
-        dims = _dims(name, shape)
-        meant = _logical_shape(dims, kind)
-        given = is_array and kind.is_quantized and dims == array.shape
-        if meant != dims and (given or (meant is not None and nbytes(meant, kind) == array.nbytes)):
-            hint = f" (logical shape {meant})" if meant else ""
-            raise ValueError(f"tensor {name!r}: {dims} is the shape in bytes; shape is counted in values{hint}")
-        size = _size(name, dims, kind)
-        if array.nbytes != size:
-            hint = f"; these bytes are {logical} values" if logical else ""
-            raise ValueError(
-                f"tensor {name!r}: shape {dims} of {kind.name} is {size} bytes, but {array.nbytes} are given{hint}"
-            )
-        swap = kind if self.byteorder == "big" else None
-        return Entry(name, dims, kind, size, lambda: np.ascontiguousarray(array), swap)
-
-    def _from_tensor(self, name: str, tensor: Tensor, shape: Sequence[int] | None, kind: QType | None) -> Entry:
-        dims, own = tensor.shape, tensor.qtype
-        if shape is not None and tuple(shape) != dims:
-            raise ValueError(f"tensor {name!r}: shape is {tuple(shape)}, but the tensor has shape {dims}")
-        self._inputs.append(tensor.path)
-        if kind is not None and kind != own:
-            if not isinstance(own, QType) or not (own.is_quantized or own in _FLOATS):
-                raise TypeError(f"tensor {name!r}: values of {tensor.label} can't become {kind.name}")
-            _check_quantizable(name, kind)
-            size = _size(name, dims, kind)
-            swap = kind if self.byteorder == "big" else None
-            return Entry(name, dims, kind, size, lambda: _quantized(name, tensor.dequantize(np.float32), kind), swap)
-        swap = None
-        if tensor.byte_order != self.byteorder:
-            if not isinstance(own, QType):
-                raise GGUFError(f"{tensor.label} has type id {own}, which isn't known, so its bytes can't be swapped")
-            swap = own
-        return Entry(name, dims, own, tensor.nbytes, lambda: _stored_pieces(tensor), swap)
 
     # --- the plan ----------------------------------------------------------------------------------------------------
 
@@ -471,86 +375,3 @@ def _check_length(what: str, name: str) -> None:
         raise ValueError(f"{what} {name[:40]!r} has no UTF-8 form: {error.reason}") from None
     if size > MAX_NAME:
         raise ValueError(f"{what} {name[:40]!r}... is longer than {MAX_NAME} bytes")
-
-
-def _qtype(name: str, spec: QType | int | str) -> QType:
-    try:
-        return QType[spec.upper()] if isinstance(spec, str) else QType(spec)
-    except (KeyError, ValueError):
-        known = ", ".join(QType.__members__)
-        raise ValueError(f"tensor {name!r}: {spec!r} is no tensor type; there are {known}") from None
-
-
-def _own_type(dtype: np.dtype[Any]) -> QType | None:
-    """The tensor type of a numpy dtype; ml_dtypes' bfloat16 is recognized by name, without importing it."""
-    if dtype.name == "bfloat16":
-        return QType.BF16
-    return _FROM_DTYPE.get(dtype.kind + str(dtype.itemsize))
-
-
-def _dims(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    try:
-        dims = tuple(operator.index(d) for d in shape)
-    except TypeError:
-        raise TypeError(f"tensor {name!r}: a shape of integers was expected, not {shape!r}") from None
-    if any(d < 0 for d in dims):
-        raise ValueError(f"tensor {name!r}: negative dimension in shape {dims}")
-    if len(dims) > MAX_DIMS:
-        raise ValueError(f"tensor {name!r}: {len(dims)} dimensions in shape {dims}, at most {MAX_DIMS} are possible")
-    return dims
-
-
-def _size(name: str, dims: tuple[int, ...], kind: QType) -> int:
-    try:
-        return nbytes(dims, kind)
-    except GGUFError as error:
-        meant = _logical_shape(dims, kind)
-        hint = f"; if {dims} counts bytes, the logical shape is {meant}" if meant else ""
-        raise ValueError(f"tensor {name!r}, shape {dims}: {error}{hint}") from None
-
-
-def _logical_shape(shape: tuple[int, ...], kind: QType) -> tuple[int, ...] | None:
-    """The shape in values of an array of packed rows, or None where the rows aren't whole blocks."""
-    if not shape or shape[-1] % kind.block_bytes:
-        return None
-    return (*shape[:-1], shape[-1] // kind.block_bytes * kind.block_size)
-
-
-def _typed_pieces(array: np.ndarray[Any, Any], order: Literal["<", ">"]) -> Iterator[Any]:
-    """The bytes of a typed array in the file's byte order, without copying where they are so already."""
-    if array.dtype.name == "bfloat16":
-        array = array.view(np.uint16)
-    flat = np.ascontiguousarray(array).reshape(-1)
-    wanted = flat.dtype.newbyteorder(order)
-    if flat.dtype == wanted:
-        yield flat.view(np.uint8)
-        return
-    for start in range(0, len(flat), SWAP_VALUES):
-        yield flat[start : start + SWAP_VALUES].astype(wanted).view(np.uint8)
-
-
-def _stored_pieces(tensor: Tensor) -> Iterator[Any]:
-    """The stored bytes of a tensor, whose pages are let go when they are written."""
-    yield tensor.packed()
-    tensor.advise("dontneed")
-
-
-def _check_quantizable(name: str, kind: QType) -> None:
-    """Refuse at the call what would fail in the middle of writing."""
-    from .encode import NEEDS_IMATRIX, QUANTIZABLE
-
-    if kind not in QUANTIZABLE:
-        raise TypeError(f"tensor {name!r}: {kind.name} isn't a type to quantize to; convert the values first")
-    if kind in NEEDS_IMATRIX:
-        raise ValueError(
-            f"tensor {name!r}: {kind.name} needs an importance matrix; give blocks made by ggufx.quantize(imatrix=)"
-        )
-
-
-def _quantized(name: str, values: np.ndarray[Any, Any], kind: QType) -> Any:
-    from .encode import quantize
-
-    try:
-        return quantize(values, kind)
-    except GGUFError as error:
-        raise GGUFError(f"tensor {name!r}: {error}") from error
