@@ -7,15 +7,23 @@ noise. The sum over the tensors is then made as small as the budget allows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .formats import QType
+from .choices import Choice
+from .formats import QType, nbytes
+from .recipes import NEED_IMATRIX, fitting_type
+from .slabs import ordered
+from .stream import padded
+from .tensor import Tensor
 
-__all__ = ["CANDIDATES", "Measured", "assign", "relative_error", "sample_rows"]
+__all__ = ["CANDIDATES", "Measured", "assign", "measure", "relative_error", "sample_rows"]
+
+Floats = npt.NDArray[np.float32]
 
 # What a tensor may become. The IQ1, IQ2 and IQ3_XXS types are candidates only with an importance matrix.
 CANDIDATES = (
@@ -33,6 +41,8 @@ CANDIDATES = (
     QType.F16,
 )
 IMATRIX_CANDIDATES = (QType.IQ1_S, QType.IQ1_M, QType.IQ2_XXS, QType.IQ2_XS, QType.IQ2_S, QType.IQ3_XXS)
+# Values of a tensor that are looked at.
+SAMPLE = 1 << 17
 
 
 class Measured(NamedTuple):
@@ -105,6 +115,43 @@ def assign(tensors: Sequence[Measured], budget: int) -> dict[str, QType]:
             return {name: point[2] for name, point in chosen.items()}
         used += best[2][0] - chosen[best[1]][0]
         chosen[best[1]] = best[2]
+
+
+def measure(
+    choices: Sequence[Choice],
+    tensors: Mapping[str, Tensor],
+    weights: Mapping[str, Floats | None],
+    alignment: int,
+    threads: int,
+) -> list[Measured]:
+    """The error of every candidate type on a sample of each tensor; `weights` are the importance of its columns."""
+    wanted = CANDIDATES + (IMATRIX_CANDIDATES if any(w is not None for w in weights.values()) else ())
+
+    def work(pair: tuple[Choice, QType]) -> float:
+        c, qtype = pair
+        rows, importance = _sample(tensors[c.name], weights[c.name])
+        return relative_error(rows, qtype, importance)
+
+    pairs = []
+    for c in choices:
+        kinds = {fitting_type(c.name, c.shape, t) for t in wanted}
+        pairs += [(c, t) for t in sorted(kinds) if weights[c.name] is not None or t not in NEED_IMATRIX]
+    found: dict[str, dict[QType, float]] = {c.name: {} for c in choices}
+    for (c, qtype), error in zip(pairs, ordered(work, pairs, threads), strict=True):
+        found[c.name][qtype] = error
+    sizes = {c.name: {t: padded(nbytes(c.shape, t), alignment) for t in found[c.name]} for c in choices}
+    return [Measured(c.name, sizes[c.name], found[c.name]) for c in choices]
+
+
+def _sample(tensor: Tensor, weights: Floats | None) -> tuple[Floats, Floats | None]:
+    """Some rows of a tensor, and their importance."""
+    width = tensor.shape[-1]
+    rows = math.prod(tensor.shape[:-1])
+    at = sample_rows(rows, width, SAMPLE)
+    values = tensor.reshape(rows, width).take(at, dtype=np.float32, threads=1)
+    if weights is None or weights.ndim == 1:
+        return values, weights
+    return values, np.ascontiguousarray(weights[at // (rows // len(weights))])
 
 
 def sample_rows(rows: int, width: int, values: int) -> npt.NDArray[np.intp]:

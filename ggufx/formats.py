@@ -12,7 +12,7 @@ from enum import IntEnum
 
 from .errors import GGUFError
 
-__all__ = ["CODE_BYTES", "NUMERIC_DTYPES", "SWAP_FIELDS", "QType", "nbytes", "row_nbytes"]
+__all__ = ["CODE_BYTES", "NUMERIC_DTYPES", "SWAP_FIELDS", "QType", "nbytes", "row_nbytes", "type_name"]
 
 
 class QType(IntEnum):
@@ -226,3 +226,8 @@ def nbytes(shape: Iterable[int] | int, qtype: QType | int | str) -> int:
     for d in dims[:-1]:
         total *= d
     return total
+
+
+def type_name(qtype: QType | int) -> str:
+    """The type's name, or ``type 99`` for an id that isn't known."""
+    return qtype.name if isinstance(qtype, QType) else f"type {qtype}"

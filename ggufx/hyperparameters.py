@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .errors import GGUFError
 
-__all__ = ["MAX_LAYERS", "Hyperparameters"]
+__all__ = ["MAX_LAYERS", "Hyperparameters", "ModelFacts"]
 
 # llama.cpp stops at 512; a number beyond this is a fault of the file, and must not size a list.
 MAX_LAYERS = 1 << 16
@@ -89,3 +90,62 @@ class Hyperparameters:
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, str) or not hasattr(value, "__len__")
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What of a model's metadata the recipes depend on.
+
+    Attributes
+    ----------
+    arch : str
+        ``general.architecture``.
+    n_layer : int
+        ``block_count``, layers for multi-token prediction included.
+    n_head, n_head_kv : int
+        Heads of the first layer.
+    n_expert : int
+        0 for dense models.
+    n_layer_nextn : int
+        How many of the layers only serve multi-token prediction.
+    """
+
+    arch: str
+    n_layer: int
+    n_head: int = 0
+    n_head_kv: int = 0
+    n_expert: int = 0
+    n_layer_nextn: int = 0
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> ModelFacts:
+        """Read the facts from a file's metadata.
+
+        Raises
+        ------
+        GGUFError
+            If the architecture or its ``block_count`` is missing.
+        """
+        numbers = Hyperparameters(metadata)
+        n_head = numbers.number("attention.head_count", 0)
+        return cls(
+            numbers.arch,
+            numbers.n_layer,
+            n_head,
+            numbers.number("attention.head_count_kv", n_head),
+            numbers.number("expert_count", 0),
+            numbers.number("nextn_predict_layers", 0),
+        )
+
+    @property
+    def gqa(self) -> int:
+        """How many query heads share a key head in the first layer; 0 when it has none."""
+        return self.n_head // self.n_head_kv if self.n_head_kv else 0
+
+    @property
+    def is_70b(self) -> bool:
+        """Whether llama.cpp classes the model as 70B, which raises attn_v: by layer count, in these architectures."""
+        n_layer = self.n_layer - self.n_layer_nextn
+        if self.arch in ("llama", "llama-embed"):
+            return n_layer == 80 and self.n_head != self.n_head_kv and self.n_expert != 8
+        return {"qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}.get(self.arch) == n_layer

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from .choices import Choice, Request, TensorLike, block_number, choose
 from .errors import GGUFError
 from .filetypes import FileType
 from .formats import QType, nbytes
-from .hyperparameters import Hyperparameters
+from .hyperparameters import Hyperparameters, ModelFacts
 from .kvcache import CacheShape
-from .recipes import EMBEDDINGS, Choice, ModelFacts, Request, TensorLike, block_number, choose
+from .recipes import EMBEDDINGS
 
 __all__ = ["LADDER", "Group", "MixPlan", "Plan", "plan"]
 
@@ -293,7 +294,7 @@ def plan(
     Parameters
     ----------
     tensors : iterable
-        ``f.tensors.values()`` of an opened file, or :class:`~ggufx.recipes.TensorSpec`.
+        ``f.tensors.values()`` of an opened file, or :class:`~ggufx.choices.TensorSpec`.
     metadata : mapping
         ``f.metadata``, or the keys of a model that isn't there yet.
     memory : int, optional

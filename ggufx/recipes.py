@@ -1,174 +1,35 @@
-"""Which type each tensor gets under a mix: the choices of llama-quantize, as tables.
+"""Which type each tensor gets under a mix: the rules of llama-quantize, as tables.
 
 Read :data:`RULES` from top to bottom: the first row whose mix, role and condition fit gives the type; a tensor
 without a row keeps the mix's default type. Before it stands :func:`kept_reason` (tensors that are never quantized),
-after it :data:`FALLBACKS` (rows that aren't whole blocks). The counting of layers follows llama-quantize's own:
-dense models count the tensors of a role in the order it visits them, mixtures of experts read the block number.
+after it :data:`FALLBACKS` (rows that aren't whole blocks). :mod:`ggufx.choices` walks over a model with them.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from .errors import GGUFError
 from .filetypes import FileType
 from .formats import QType
-from .hyperparameters import Hyperparameters
+from .hyperparameters import ModelFacts
 
-__all__ = ["Choice", "ModelFacts", "Request", "TensorSpec", "choose", "visiting_order"]
-
-
-class TensorLike(Protocol):
-    """What a recipe needs to know of a tensor; the reader's tensors have it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def qtype(self) -> QType | int: ...
-
-
-class TensorSpec(NamedTuple):
-    """A tensor without its data: name, logical shape in numpy's order, type."""
-
-    name: str
-    shape: tuple[int, ...]
-    qtype: QType | int = QType.F32
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """What of a model's metadata the recipes depend on.
-
-    Attributes
-    ----------
-    arch : str
-        ``general.architecture``.
-    n_layer : int
-        ``block_count``, layers for multi-token prediction included.
-    n_head, n_head_kv : int
-        Heads of the first layer.
-    n_expert : int
-        0 for dense models.
-    n_layer_nextn : int
-        How many of the layers only serve multi-token prediction.
-    """
-
-    arch: str
-    n_layer: int
-    n_head: int = 0
-    n_head_kv: int = 0
-    n_expert: int = 0
-    n_layer_nextn: int = 0
-
-    @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any]) -> ModelFacts:
-        """Read the facts from a file's metadata.
-
-        Raises
-        ------
-        GGUFError
-            If the architecture or its ``block_count`` is missing.
-        """
-        numbers = Hyperparameters(metadata)
-        n_head = numbers.number("attention.head_count", 0)
-        return cls(
-            numbers.arch,
-            numbers.n_layer,
-            n_head,
-            numbers.number("attention.head_count_kv", n_head),
-            numbers.number("expert_count", 0),
-            numbers.number("nextn_predict_layers", 0),
-        )
-
-    @property
-    def gqa(self) -> int:
-        """How many query heads share a key head in the first layer; 0 when it has none."""
-        return self.n_head // self.n_head_kv if self.n_head_kv else 0
-
-    @property
-    def is_70b(self) -> bool:
-        """Whether llama.cpp classes the model as 70B, which raises attn_v: by layer count, in these architectures."""
-        n_layer = self.n_layer - self.n_layer_nextn
-        if self.arch in ("llama", "llama-embed"):
-            return n_layer == 80 and self.n_head != self.n_head_kv and self.n_expert != 8
-        return {"qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}.get(self.arch) == n_layer
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked of a recipe.
-
-    Attributes
-    ----------
-    ftype : FileType
-        The mix.
-    imatrix : bool
-        Whether an importance matrix will be used: some choices depend on it.
-    pure : bool
-        Give every tensor the default type.
-    tensor_types : sequence of (pattern, QType)
-        The first regular expression found in a tensor's name decides its type.
-    output_type, embedding_type : QType, optional
-        Types of the output tensor and of the token embeddings.
-    leave_output : bool
-        Don't quantize ``output.weight``.
-    """
-
-    ftype: FileType
-    imatrix: bool = False
-    pure: bool = False
-    tensor_types: Sequence[tuple[str, QType]] = ()
-    output_type: QType | None = None
-    embedding_type: QType | None = None
-    leave_output: bool = False
-
-    def patterns(self) -> list[tuple[re.Pattern[str], QType]]:
-        """`tensor_types`, compiled.
-
-        Raises
-        ------
-        ValueError
-            If one is no regular expression; the message names it.
-        """
-        compiled = []
-        for pattern, qtype in self.tensor_types:
-            try:
-                compiled.append((re.compile(pattern), qtype))
-            except re.error as error:
-                raise ValueError(f"tensor type pattern {pattern!r} is no regular expression: {error}") from None
-        return compiled
-
-
-class Choice(NamedTuple):
-    """The type a tensor gets.
-
-    Attributes
-    ----------
-    name : str
-    shape : tuple of int
-    source, qtype : QType or int
-        The type it has and the type it gets.
-    wanted : QType or None
-        The type the mix asked for, when the row isn't whole blocks of it and `qtype` is a fallback.
-    kept : str or None
-        Why the tensor isn't quantized at all.
-    needs_imatrix : bool
-        llama-quantize refuses this type here without an importance matrix.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    source: QType | int
-    qtype: QType | int
-    wanted: QType | None = None
-    kept: str | None = None
-    needs_imatrix: bool = False
+__all__ = [
+    "EMBEDDINGS",
+    "FALLBACKS",
+    "LOW_MIXES",
+    "NEED_IMATRIX",
+    "RULES",
+    "Place",
+    "Role",
+    "fitting_type",
+    "kept_reason",
+    "mixed_type",
+    "needs_imatrix",
+    "role_of",
+]
 
 
 class Role(Enum):
@@ -376,7 +237,7 @@ def _rule(mixes: str, role: Role, when: Condition, qtype: QType) -> Rule:
 
 
 _LOW = "IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M"
-_LOW_MIXES = frozenset(_LOW.split())
+LOW_MIXES = frozenset(_LOW.split())
 
 RULES: tuple[Rule, ...] = (
     # Output (and tied embeddings): a fixed high type, only the lowest mixes go under six bits.
@@ -451,6 +312,28 @@ RULES: tuple[Rule, ...] = (
     _rule("IQ3_XS", Role.FFN_UP, middle, QType.IQ3_XXS),
 )
 
+
+def mixed_type(
+    name: str, shape: Sequence[int], role: Role, ftype: FileType, facts: ModelFacts, place: Callable[[], Place]
+) -> QType:
+    """The type a mix gives a tensor, before any fallback; `place` is asked where the table is, for asking counts."""
+    if facts.arch == "glm5-next" and any(p in name for p in ("attn_q_a", "attn_q_b", "nextn.eh_proj")):
+        return QType.Q8_0
+    if role is Role.OUTPUT:
+        if shape[-1] % ftype.default_type.block_size:
+            return QType.Q8_0
+    elif ftype is FileType.MXFP4_MOE:
+        expert = len(shape) > 2 and shape[-3] > 1
+        if facts.arch == "bailingmoe3":
+            expert = expert and role in (Role.FFN_UP, Role.FFN_GATE, Role.FFN_DOWN)
+        return QType.MXFP4 if expert else QType.Q8_0
+    here = place()
+    rows = (r.qtype for r in RULES if r.role is role and ftype.name in r.mixes and r.when(here))
+    qtype = next(rows, ftype.default_type)
+    raised = role is Role.ATTN_V and ftype.name not in LOW_MIXES and facts.is_70b
+    return QType.Q5_K if raised and qtype in (QType.Q3_K, QType.Q4_K) else qtype
+
+
 # A row that isn't whole blocks of the type on the left gets the type on the right, and F16 where that fails too.
 FALLBACKS: dict[QType, QType] = {
     QType.IQ1_S: QType.IQ4_NL,
@@ -501,128 +384,3 @@ def needs_imatrix(name: str, qtype: QType | int, ftype: FileType) -> bool:
     if name in EMBEDDINGS or name == "output.weight":
         return False
     return qtype in NEED_IMATRIX or (qtype == QType.Q2_K and ftype == FileType.Q2_K_S)
-
-
-_BLOCK = re.compile(r"blk\.\s*([+-]?\d{1,9})")
-
-
-def block_number(name: str) -> int:
-    """The N of a name that starts with ``blk.N.``, or -1."""
-    match = _BLOCK.match(name)
-    return int(match[1]) if match else -1
-
-
-def visiting_order(tensors: Iterable[Any]) -> list[Any]:
-    """The tensors in llama-quantize's order, which is also the order it writes: by block number, then by name."""
-    return sorted(tensors, key=lambda t: (block_number(t.name), t.name))
-
-
-class _Recipe:
-    """Walks over the tensors once, counting layers the way llama-quantize does."""
-
-    def __init__(self, tensors: Sequence[TensorLike], facts: ModelFacts, request: Request) -> None:
-        self.facts = facts
-        self.request = request
-        self.patterns = request.patterns()
-        self.tied = all(t.name != "output.weight" for t in tensors)
-        self.totals = dict.fromkeys((Role.FFN_DOWN, Role.FFN_GATE, Role.FFN_UP), facts.n_layer)
-        self.totals[Role.ATTN_V] = sum(role_of(t.name) is Role.ATTN_V for t in tensors)
-        self.seen = dict.fromkeys(self.totals, 0)
-
-    def overridden(self, name: str) -> QType | None:
-        return next((qtype for pattern, qtype in self.patterns if pattern.search(name)), None)
-
-    def place(self, name: str, role: Role) -> Place:
-        layer, layers = self.seen.get(role, 0), self.totals.get(role, 0)
-        if role in self.seen:
-            self.seen[role] += 1
-        by_number = role in (Role.FFN_DOWN, Role.FFN_GATE, Role.FFN_UP) and self.request.ftype.name not in _LOW_MIXES
-        if by_number and self.facts.n_expert > 1:
-            # Expert tensors of old files aren't in layer order, so the name has to say the layer.
-            layer = block_number(name)
-            if not 0 <= layer < layers:
-                raise GGUFError(f"tensor {name!r}: block number {layer} is outside the model's {layers} blocks")
-        return Place(layer, layers, self.facts, self.request.imatrix)
-
-    def mixed(self, t: TensorLike) -> QType:
-        """The type the mix's table gives."""
-        request, ftype, default = self.request, self.request.ftype, self.request.ftype.default_type
-        if self.facts.arch == "glm5-next" and any(p in t.name for p in ("attn_q_a", "attn_q_b", "nextn.eh_proj")):
-            return QType.Q8_0
-        role = role_of(t.name)
-        if role is Role.EMBEDDING and self.tied:
-            role = Role.OUTPUT
-        if role is Role.OUTPUT:
-            if request.output_type is not None:
-                return request.output_type
-            if t.shape[-1] % default.block_size:
-                return QType.Q8_0
-        elif ftype is FileType.MXFP4_MOE:
-            expert = len(t.shape) > 2 and t.shape[-3] > 1
-            if self.facts.arch == "bailingmoe3":
-                expert = expert and role in (Role.FFN_UP, Role.FFN_GATE, Role.FFN_DOWN)
-            return QType.MXFP4 if expert else QType.Q8_0
-        place = self.place(t.name, role)
-        qtype = next(
-            (r.qtype for r in RULES if r.role is role and ftype.name in r.mixes and r.when(place)),
-            default,
-        )
-        raised = role is Role.ATTN_V and ftype.name not in _LOW_MIXES and self.facts.is_70b
-        return QType.Q5_K if raised and qtype in (QType.Q3_K, QType.Q4_K) else qtype
-
-    def choose(self, t: TensorLike) -> Choice:
-        request, default = self.request, self.request.ftype.default_type
-        shape = tuple(t.shape)
-        if reason := kept_reason(t.name, shape, self.facts.arch, request.leave_output):
-            return Choice(t.name, shape, t.qtype, t.qtype, kept=reason)
-        role = role_of(t.name)
-        override = self.overridden(t.name)
-        named_apart = t.name == "per_layer_token_embd.weight" and override is not None
-        wanted: QType
-        if role is Role.EMBEDDING and request.embedding_type is not None and not named_apart:
-            wanted = fitting = request.embedding_type
-        elif role is Role.OUTPUT and request.output_type is not None:
-            wanted = fitting = request.output_type
-        elif not default.is_quantized:
-            wanted = fitting = default
-        else:
-            wanted = override if override is not None else default if request.pure else self.mixed(t)
-            fitting = fitting_type(t.name, shape, wanted)
-        return Choice(
-            t.name,
-            shape,
-            t.qtype,
-            fitting,
-            wanted=wanted if fitting != wanted else None,
-            needs_imatrix=needs_imatrix(t.name, fitting, request.ftype),
-        )
-
-
-def choose(
-    tensors: Iterable[TensorLike], facts: ModelFacts, request: Request, *, keep_order: bool = False
-) -> list[Choice]:
-    """The type each tensor gets, in the order llama-quantize visits and writes them.
-
-    Parameters
-    ----------
-    tensors : iterable
-        All tensors of the model: objects with ``name``, ``shape`` (numpy's order) and ``qtype``.
-    facts : ModelFacts
-        From the model's metadata.
-    request : Request
-        The mix and its options.
-    keep_order : bool
-        Visit the tensors as they come, as llama-quantize does when it keeps the shards of a set.
-
-    Returns
-    -------
-    list of Choice
-
-    Raises
-    ------
-    GGUFError
-        Where llama-quantize gives up: a type without a fallback, an expert tensor without a block number.
-    """
-    order = list(tensors) if keep_order else visiting_order(tensors)
-    recipe = _Recipe(order, facts, request)
-    return [recipe.choose(t) for t in order]

@@ -9,19 +9,10 @@ from pathlib import Path
 import pytest
 
 from ggufx import GGUFError, QType
+from ggufx.choices import Choice, Request, TensorSpec, choose
 from ggufx.filetypes import FileType
-from ggufx.recipes import (
-    RULES,
-    Choice,
-    ModelFacts,
-    Request,
-    Role,
-    TensorSpec,
-    choose,
-    kept_reason,
-    needs_imatrix,
-    role_of,
-)
+from ggufx.hyperparameters import ModelFacts
+from ggufx.recipes import RULES, Role, kept_reason, needs_imatrix, role_of
 
 SNAPSHOTS = json.loads((Path(__file__).parent / "vectors" / "llama_quantize_snapshots.json").read_text())
 

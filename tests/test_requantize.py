@@ -10,12 +10,16 @@ import pytest
 import ggufx
 from ggufx import GGUFError, GGUFWarning, QType
 from ggufx.budget import Measured, assign, sample_rows
+from ggufx.choices import Request, choose
 from ggufx.filetypes import FileType
+from ggufx.hyperparameters import ModelFacts
 from ggufx.imatrix import Entry, ImportanceMatrix
-from ggufx.recipes import ModelFacts, Request, choose
-from ggufx.requantize import Importance, Override, ordered, requantize
+from ggufx.importance import Importance
+from ggufx.quantized_metadata import Override
+from ggufx.requantize import requantize
+from ggufx.slabs import ordered
 from ggufx.splitting import split
-from ggufx.writer import Writer
+from ggufx.writer import Writer, write
 
 LAYERS, WIDTH = 4, 256
 
@@ -265,7 +269,7 @@ def test_fallbacks_are_told_with_their_bits(tmp_path: Path) -> None:
 def test_a_value_that_is_no_number_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: float, slab: int
 ) -> None:
-    monkeypatch.setattr("ggufx.requantize.SLAB", slab)
+    monkeypatch.setattr("ggufx.slabs.SLAB", slab)
     values = np.ones((3, 40, 256), np.float32)
     values[2, 7, 5] = bad
     with Writer(tmp_path / "in.gguf", sync=False) as w:
@@ -318,7 +322,7 @@ def test_never_over_the_input(model: Path) -> None:
 def test_threads_do_not_change_bytes(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    monkeypatch.setattr("ggufx.requantize.SLAB", 1000)
+    monkeypatch.setattr("ggufx.slabs.SLAB", 1000)
     requantize(model, tmp_path / "out.gguf", "Q4_K_M", threads=threads, sync=False)
     assert contents(tmp_path / "out.gguf") == expected(model, "Q4_K_M")
 
@@ -399,11 +403,18 @@ def test_what_was_asked_for_stays(model: Path, tmp_path: Path) -> None:
         target_size=160_000,
         tensor_types=[("attn_v", QType.Q8_0)],
         output_type=QType.F16,
+        embedding_type=QType.Q5_1,
         dry_run=True,
     )
     types = {c.name: c.qtype for c in report.choices}
     assert {t for n, t in types.items() if "attn_v" in n} == {QType.Q8_0}
     assert types["output.weight"] == QType.F16
+    assert types["token_embd.weight"] == QType.Q5_1
+    tied = tmp_path / "tied.gguf"
+    with ggufx.open(model) as f:
+        write(tied, f.metadata, {n: t for n, t in f.tensors.items() if n != "output.weight"}, sync=False)
+    report = requantize(tied, tmp_path / "b.gguf", None, target_size=160_000, output_type=QType.Q5_1, dry_run=True)
+    assert next(c for c in report.choices if c.name == "token_embd.weight").qtype == QType.Q5_1
 
 
 def test_too_small_a_size_is_refused(model: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import warnings
 from typing import Any
 
 from ..filetypes import FileType
-from ..formats import QType
+from ..formats import QType, type_name
 from ..sizes import format_size, parse_size
 from .progressbar import add_progress_argument, progress_bar
 from .terminal import printable
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.list:
         for c in report.choices:
-            old, new = (q.name if isinstance(q, QType) else f"type {q}" for q in (c.source, c.qtype))
+            old, new = type_name(c.source), type_name(c.qtype)
             why = f"  ({c.kept})" if c.kept else f"  (instead of {c.wanted.name})" if c.wanted is not None else ""
             print(f"{printable(c.name)}  {'x'.join(map(str, c.shape))}  {old} -> {new}{why}")
     for note in report.notes():
