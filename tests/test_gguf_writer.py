@@ -322,6 +322,25 @@ def test_parameter_counts(tmp_path: Path) -> None:
         assert ours == theirs
 
 
+def test_a_script_of_gguf_writes_the_same_through_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = pytest.importorskip("gguf.scripts.gguf_new_metadata")
+    source = GGUFWriter(tmp_path / "in.gguf", "llama")
+    add_everything(source)
+    for key in ("byte strings", "nested"):  # gguf can't read them back
+        del source.kv_data[0][key]
+    add_tensors(source)
+    finish(source)
+    made = []
+    for cls in (gguf.GGUFWriter, GGUFWriter):
+        out = tmp_path / f"{cls.__module__}.gguf"
+        monkeypatch.setattr(gguf, "GGUFWriter", cls)
+        options = ["--force", "--general-name", "other", "--chat-template", "{{ x }}", "--remove-metadata", "u8"]
+        monkeypatch.setattr("sys.argv", ["gguf-new-metadata", *options, str(tmp_path / "in.gguf"), str(out)])
+        script.main()
+        made.append(out.read_bytes())
+    assert made[0] == made[1]
+
+
 def test_a_dry_run_prints_and_exits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     w = GGUFWriter(tmp_path / "m.gguf", "llama", dry_run=True)
     with pytest.raises(SystemExit):
