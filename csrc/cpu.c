@@ -5,14 +5,14 @@
 #include <xmmintrin.h>
 
 /* The bits are those of the Intel SDM, volume 2, CPUID leaves 1 and 7, and of XCR0 (volume 1, chapter 13). */
-enum { OSXSAVE = 1 << 27, F16C = 1 << 29, AVX = 1 << 28 };       /* leaf 1, ecx */
+enum { FMA = 1 << 12, OSXSAVE = 1 << 27, AVX = 1 << 28, F16C = 1 << 29 }; /* leaf 1, ecx */
 enum { BMI1 = 1 << 3, AVX2 = 1 << 5, BMI2 = 1 << 8 };            /* leaf 7, ebx */
 enum { F = 1 << 16, DQ = 1 << 17, BW = 1 << 30, VL = 1u << 31 }; /* leaf 7, ebx: AVX-512 */
 enum { STATE_AVX = 0x06, STATE_AVX512 = 0xE6 };                  /* XCR0: xmm, ymm; opmask, zmm low, zmm high */
 
 static int has(unsigned leaf7_ebx, unsigned state) {
     unsigned a, b, c, d, xcr0, high;
-    const unsigned leaf1_ecx = OSXSAVE | F16C | AVX;
+    const unsigned leaf1_ecx = FMA | OSXSAVE | AVX | F16C;
     if (!__get_cpuid(1, &a, &b, &c, &d) || (c & leaf1_ecx) != leaf1_ecx) return 0;
     /* xgetbv by its encoding: the intrinsic would need a target flag of its own. */
     __asm__ volatile(".byte 0x0f, 0x01, 0xd0" : "=a"(xcr0), "=d"(high) : "c"(0));

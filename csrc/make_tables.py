@@ -69,7 +69,6 @@ def _codes(c: Any) -> list[tuple[str, npt.NDArray[np.generic], str]]:
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     for family, bit in (("iq2", 4), ("iq3", 8)):
         minus = f"{bit} for each value to negate"
-        levels.append((f"{family}_sign_bits", bits * np.uint8(bit), f"eight sign bits -> {minus}"))
         levels.append((f"{family}_sign_index", bits[c.KSIGNS] * np.uint8(bit), f"7-bit sign index -> {minus}"))
     return [*rows, *levels]
 

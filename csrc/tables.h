@@ -31,12 +31,8 @@ GGUFX_TABLE const int8_t iq2_levels[32];
 GGUFX_TABLE const int8_t iq3xxs_levels[32];
 /* code, 8 for a minus -> value */
 GGUFX_TABLE const int8_t iq3s_levels[32];
-/* eight sign bits -> 4 for each value to negate */
-GGUFX_TABLE const uint8_t iq2_sign_bits[256][8];
 /* 7-bit sign index -> 4 for each value to negate */
 GGUFX_TABLE const uint8_t iq2_sign_index[128][8];
-/* eight sign bits -> 8 for each value to negate */
-GGUFX_TABLE const uint8_t iq3_sign_bits[256][8];
 /* 7-bit sign index -> 8 for each value to negate */
 GGUFX_TABLE const uint8_t iq3_sign_index[128][8];
 /* IQ4_NL, IQ4_XS: 4-bit code -> value */

@@ -12,13 +12,12 @@ INLINE void decode_iq2_s(const block_iq2_s *b, sink y) {
     float d[16]; /* of the even sub-blocks, then of the odd ones */
     store_odd_scales(d, b->scales, half_at(y, b->d));
     for (int k = 0; k < 8; k++) {
-        const uint8_t *const q = b->qs + 4 * k, *const s = b->signs + 4 * k;
+        const uint8_t *const q = b->qs + 4 * k;
         const unsigned h = b->qh[k];
         const bytes codes = join8(iq2s_codes[q[0] | (h << 8 & 768)], iq2s_codes[q[1] | (h << 6 & 768)],
                                   iq2s_codes[q[2] | (h << 4 & 768)], iq2s_codes[q[3] | (h << 2 & 768)]);
-        const bytes signs = join8(iq2_sign_bits[s[0]], iq2_sign_bits[s[1]], iq2_sign_bits[s[2]], iq2_sign_bits[s[3]]);
         put_scaled(y, 32 * k, scaled_level_pair(y, iq2_levels, d[k], d[k + 8]),
-                   either(either(codes, signs), bit3_in_second_half()));
+                   either(add_where(codes, u32_at(b->signs + 4 * k), 4), bit3_in_second_half()));
     }
 }
 

@@ -9,19 +9,20 @@ typedef struct {
 } block_iq3_s;
 
 INLINE void decode_iq3_s(const block_iq3_s *b, sink y) {
-    const float d = half_at(y, b->d);
-    const uint32_t scales = u32_at(b->scales);
+    float d[16]; /* of the even sub-blocks, from the fifth of the odd ones */
+    const uint32_t s = u32_at(b->scales), nibble = 0x0F0F0F0F;
+    const sixteen odd =
+        combine(from_words((uint64_t)(s << 1 & 2 * nibble) | (uint64_t)(s >> 3 & 2 * nibble) << 32, 0), every_one(), 0);
+    store_unsigned(d, odd, half_at(y, b->d), 0);
     for (int k = 0; k < 8; k++) {
-        const uint8_t *const s = b->signs + 4 * k;
         const uint64_t i = four_of_nine_bits(u32_at(b->qs + 8 * k), b->qh[k]);
         const uint64_t j = four_of_nine_bits(u32_at(b->qs + 8 * k + 4), b->qh[k] >> 4);
         const bytes codes =
             join4(iq3s_codes[(uint16_t)i], iq3s_codes[(uint16_t)(i >> 16)], iq3s_codes[(uint16_t)(i >> 32)],
                   iq3s_codes[i >> 48], iq3s_codes[(uint16_t)j], iq3s_codes[(uint16_t)(j >> 16)],
                   iq3s_codes[(uint16_t)(j >> 32)], iq3s_codes[j >> 48]);
-        const bytes signs = join8(iq3_sign_bits[s[0]], iq3_sign_bits[s[1]], iq3_sign_bits[s[2]], iq3_sign_bits[s[3]]);
-        put_scaled(y, 32 * k, scaled_levels(y, iq3s_levels, d * (float)(2 * (scales >> 4 * k & 15) + 1)),
-                   either(codes, signs));
+        put_scaled(y, 32 * k, scaled_levels(y, iq3s_levels, d[k / 2 + k % 2 * 4]),
+                   add_where(codes, u32_at(b->signs + 4 * k), 8));
     }
 }
 

@@ -16,7 +16,7 @@ INLINE void four_of_q2_k(sink y, int at, bytes first, bytes second, const float 
         affine(y, at + 32, second, pair(d[2], d[3]), pair(m[2], m[3]));
     } else {
         static const uint8_t each_four_times[32] = {0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3};
-        const floats v = subtract(multiply(from_unsigned(load_bytes(each_four_times)), quads(d)), quads(m));
+        const floats v = product_less(load_signed(each_four_times), quads(d), quads(m));
         const words table = table_of(y, v);
         put_words(y, at, table, either(first, pair_of_bytes(0, 4)));
         put_words(y, at + 32, table, either(second, pair_of_bytes(8, 12)));

@@ -27,8 +27,8 @@ INLINE void decode_q4_k(const block_q4_k *b, sink y) {
         const float *const t = s + 2 * k;
         if (y.dtype == GGUFX_F32) {
             const floats first = floats_of_nibbles(q), second = floats_of_nibbles(q + 16);
-            put(y, 64 * k, subtract(multiply(first_halves(first, second), every(t[0])), every(t[8])));
-            put(y, 64 * k + 32, subtract(multiply(second_halves(first, second), every(t[1])), every(t[9])));
+            put(y, 64 * k, product_less(first_halves(first, second), every(t[0]), every(t[8])));
+            put(y, 64 * k + 32, product_less(second_halves(first, second), every(t[1]), every(t[9])));
         } else {
             put_words(y, 64 * k, affine_table(y, t[0], t[8]), field(load_bytes(q), 0, 15));
             put_words(y, 64 * k + 32, affine_table(y, t[1], t[9]), field(load_bytes(q), 4, 15));

@@ -9,7 +9,6 @@ typedef struct {
     uint8_t d[2], dmin[2], scales[12], qh[32], qs[128];
 } block_q5_k;
 
-/* Two sub-blocks: 32 bytes of nibbles, with their fifth bits at `bit` and `bit` + 1 of h and i. */
 /* Two sub-blocks: 32 bytes of nibbles, with their fifth bits at `bit` and `bit` + 1 of h. */
 INLINE void two_of_q5_k(sink y, int at, const uint8_t *qs, bytes h, int bit, const float *s) {
     const bytes q = load_bytes(qs);

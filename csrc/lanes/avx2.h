@@ -1,4 +1,8 @@
-/* The lane words in AVX2: 32 bytes are one ymm register, 32 floats four. */
+/* The lane words in AVX2: 32 bytes are one ymm register, 32 floats four.
+ *
+ * Most instructions work within the register's two 128-bit lanes. So 32 bytes stand by eights in the order 0, 2, 1, 3:
+ * whatever then interleaves within lanes makes 16 values in order of the first eights and 16 of the last. Floats and
+ * whatever is stored stand in order. */
 #ifndef GGUFX_LANES_AVX2_H
 #define GGUFX_LANES_AVX2_H
 
@@ -13,10 +17,48 @@ typedef struct {
     __m256i low, high;
 } words;
 
+/* ---- thirty-two bytes, by eights in the order 0, 2, 1, 3 ---- */
+
+INLINE bytes load_bytes(const void *p) { return _mm256_permute4x64_epi64(_mm256_loadu_si256(p), 0xD8); }
+INLINE bytes pair_of_bytes(int v, int w) {
+    return _mm256_broadcastsi128_si256(_mm_unpacklo_epi64(_mm_set1_epi8((char)v), _mm_set1_epi8((char)w)));
+}
+INLINE bytes nibbles(const void *p) {
+    const __m256i twice = _mm256_permute4x64_epi64(_mm256_castsi128_si256(_mm_loadu_si128(p)), 0x50);
+    return _mm256_and_si256(_mm256_srlv_epi64(twice, _mm256_setr_epi64x(0, 4, 0, 4)), every_byte(15));
+}
+INLINE bytes nibbles_by_eight(const void *p) {
+    const __m128i v = _mm_loadu_si128(p);
+    return _mm256_and_si256(_mm256_setr_m128i(v, _mm_srli_epi16(v, 4)), every_byte(15));
+}
+INLINE bytes crumbs(const void *p) {
+    /* Each byte four times: twice as it is and twice four bits lower, so that every code lies in a low nibble. */
+    const __m128i v = _mm_loadl_epi64(p), both = _mm_unpacklo_epi64(v, _mm_srli_epi16(v, 4));
+    const __m256i spread = _mm256_setr_epi8(0, 0, 8, 8, 1, 1, 9, 9, 4, 4, 12, 12, 5, 5, 13, 13, 2, 2, 10, 10, 3, 3, 11,
+                                            11, 6, 6, 14, 14, 7, 7, 15, 15);
+    return _mm256_and_si256(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(both), spread), _mm256_set1_epi16(0x0C03));
+}
+INLINE bytes each_eight_times(__m256i four) {
+    return _mm256_shuffle_epi8(four, _mm256_setr_epi64x(0, 0x0202020202020202, 0x0101010101010101, 0x0303030303030303));
+}
+INLINE bytes eight_of_each(const void *p) {
+    int four;
+    memcpy(&four, p, sizeof four);
+    return each_eight_times(_mm256_set1_epi32(four));
+}
+INLINE bytes join8(const void *a, const void *b, const void *c, const void *d) {
+    return _mm256_setr_m128i(two_eights(a, c), two_eights(b, d));
+}
+INLINE bytes join16(sixteen a, sixteen b) {
+    return _mm256_setr_m128i(_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b));
+}
+INLINE bytes join4(const void *a, const void *b, const void *c, const void *d, const void *e, const void *f,
+                   const void *g, const void *h) {
+    return _mm256_setr_m128i(four_fours(a, b, e, f), four_fours(c, d, g, h));
+}
 INLINE bytes add_where(bytes v, uint32_t bits, int value) {
-    const __m256i each_eight_times = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
     const __m256i bit = _mm256_set1_epi64x((long long)0x8040201008040201);
-    const __m256i of_byte = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32((int)bits), each_eight_times), bit);
+    const __m256i of_byte = _mm256_and_si256(each_eight_times(_mm256_set1_epi32((int)bits)), bit);
     return _mm256_add_epi8(v, _mm256_and_si256(_mm256_cmpeq_epi8(of_byte, bit), every_byte(value)));
 }
 
@@ -25,6 +67,7 @@ INLINE bytes add_where(bytes v, uint32_t bits, int value) {
 /* One operation on all four registers. Written out: compilers keep arrays in memory that a loop runs over. */
 #define MAP1(f, x) ((floats){f(x.a), f(x.b), f(x.c), f(x.d)})
 #define MAP2(f, x, y) ((floats){f(x.a, y.a), f(x.b, y.b), f(x.c, y.c), f(x.d, y.d)})
+#define MAP3(f, x, y, z) ((floats){f(x.a, y.a, z.a), f(x.b, y.b, z.b), f(x.c, y.c, z.c), f(x.d, y.d, z.d)})
 
 INLINE floats pair(float x, float y) {
     return (floats){_mm256_set1_ps(x), _mm256_set1_ps(x), _mm256_set1_ps(y), _mm256_set1_ps(y)};
@@ -52,6 +95,7 @@ INLINE void store_floats(float *p, floats v, int past_cache) {
 
 INLINE floats subtract(floats x, floats y) { return MAP2(_mm256_sub_ps, x, y); }
 INLINE floats multiply(floats x, floats y) { return MAP2(_mm256_mul_ps, x, y); }
+INLINE floats product_less(floats x, floats y, floats z) { return MAP3(_mm256_fmsub_ps, x, y, z); }
 
 /* Bytes become dwords by a shuffle within lanes, eight from the first or the last half of sixteen bytes that both
  * lanes hold: vpmovzxbd, which crosses lanes, costs Zen cores more. */
@@ -67,8 +111,8 @@ INLINE __m256i high_in_both(bytes v) { return _mm256_permute4x64_epi64(v, 0xEE);
 
 INLINE floats from_unsigned(bytes v) {
     const __m256i a = low_in_both(v), b = high_in_both(v);
-    return (floats){_mm256_cvtepi32_ps(eight_wide(a, 0)), _mm256_cvtepi32_ps(eight_wide(a, 1)),
-                    _mm256_cvtepi32_ps(eight_wide(b, 0)), _mm256_cvtepi32_ps(eight_wide(b, 1))};
+    return (floats){_mm256_cvtepi32_ps(eight_wide(a, 0)), _mm256_cvtepi32_ps(eight_wide(b, 0)),
+                    _mm256_cvtepi32_ps(eight_wide(a, 1)), _mm256_cvtepi32_ps(eight_wide(b, 1))};
 }
 /* Loaded into both lanes at once, nibbles need no shuffle across them. */
 INLINE floats floats_of_nibbles(const void *p) {
@@ -83,7 +127,7 @@ INLINE floats second_halves(floats x, floats y) { return (floats){x.c, x.d, y.c,
 INLINE __m256 eight_signed(__m128i v) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)); }
 INLINE floats from_signed(bytes v) {
     const __m128i a = _mm256_castsi256_si128(v), b = _mm256_extracti128_si256(v, 1);
-    return (floats){eight_signed(a), eight_signed(_mm_unpackhi_epi64(a, a)), eight_signed(b),
+    return (floats){eight_signed(a), eight_signed(b), eight_signed(_mm_unpackhi_epi64(a, a)),
                     eight_signed(_mm_unpackhi_epi64(b, b))};
 }
 INLINE floats load_signed(const void *p) {
@@ -119,16 +163,43 @@ INLINE __m256i sixteen_halves(__m256 a, __m256 b) {
                              _mm256_cvtps_ph(b, _MM_FROUND_TO_NEAREST_INT));
 }
 
-/* Nearest, ties to even, in the high half of each lane. */
-INLINE __m256i rounded_to_bf16(__m256 f) {
-    const __m256i u = _mm256_castps_si256(f);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-    return _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7FFF)), odd);
+/* The bfloats of sixteen floats, those at even places from one register and those at odd places from another: nearest,
+ * ties to even. The high words are the bfloats, and the low ones decide which go up: where low - 1 has its top bit set,
+ * or low itself if high is odd. */
+INLINE __m256i bfloats_of_pairs(__m256 even, __m256 odd) {
+    const __m256i e = _mm256_castps_si256(even), o = _mm256_castps_si256(odd);
+    const __m256i high = _mm256_blend_epi16(_mm256_srli_epi32(e, 16), o, 0xAA);
+    const __m256i low = _mm256_blend_epi16(e, _mm256_slli_epi32(o, 16), 0xAA);
+    const __m256i less = _mm256_subs_epu16(low, _mm256_andnot_si256(high, _mm256_set1_epi16(1)));
+    return _mm256_sub_epi16(high, _mm256_cmpgt_epi16(_mm256_setzero_si256(), less));
 }
+/* In the order that shuffles within 128-bit lanes give: 0-3, 8-11, 4-7, 12-15. */
 INLINE __m256i sixteen_bfloats(__m256 a, __m256 b) {
-    const __m256i packed =
-        _mm256_packus_epi32(_mm256_srli_epi32(rounded_to_bf16(a), 16), _mm256_srli_epi32(rounded_to_bf16(b), 16));
-    return _mm256_permute4x64_epi64(packed, 0xD8); /* packus works within 128-bit lanes */
+    return bfloats_of_pairs(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xDD));
+}
+
+/* Every other byte of eight in both lanes, from the first-th on, as the top or the bottom byte of a dword. */
+INLINE __m256 every_other(bytes v, int first, int top) {
+    const __m256i places = top ? _mm256_setr_epi32(0x00808080, 0x02808080, 0x04808080, 0x06808080, 0x00808080,
+                                                   0x02808080, 0x04808080, 0x06808080)
+                               : _mm256_setr_epi32((int)0x80808000, (int)0x80808002, (int)0x80808004, (int)0x80808006,
+                                                   (int)0x80808000, (int)0x80808002, (int)0x80808004, (int)0x80808006);
+    return _mm256_cvtepi32_ps(_mm256_shuffle_epi8(v, _mm256_add_epi32(places, _mm256_set1_epi32(first << 24 * top))));
+}
+INLINE floats from_paired(bytes v, int top) {
+    return (floats){every_other(v, 0, top), every_other(v, 1, top), every_other(v, 8, top), every_other(v, 9, top)};
+}
+INLINE void store_paired_bfloats(uint16_t *p, floats v, int past_cache) {
+    store_32(p, bfloats_of_pairs(v.a, v.b), past_cache);
+    store_32(p + 16, bfloats_of_pairs(v.c, v.d), past_cache);
+}
+/* Signed bytes at the top of their dwords are 2^24 times too large, which d makes up for: it is no less than 2^-40, so
+ * the product is the same. */
+INLINE void store_scaled_bfloats(uint16_t *p, bytes codes, floats d, int past_cache) {
+    store_paired_bfloats(p, multiply(from_paired(codes, 1), multiply(d, every(0x1p-24f))), past_cache);
+}
+INLINE void store_affine_bfloats(uint16_t *p, bytes codes, floats d, floats m, int past_cache) {
+    store_paired_bfloats(p, product_less(from_paired(codes, 0), d, m), past_cache);
 }
 
 INLINE void store_halves(uint16_t *p, floats v, int past_cache) {
@@ -136,26 +207,32 @@ INLINE void store_halves(uint16_t *p, floats v, int past_cache) {
     store_32(p + 16, sixteen_halves(v.c, v.d), past_cache);
 }
 INLINE void store_bfloats(uint16_t *p, floats v, int past_cache) {
-    store_32(p, sixteen_bfloats(v.a, v.b), past_cache);
-    store_32(p + 16, sixteen_bfloats(v.c, v.d), past_cache);
+    store_32(p, _mm256_permute4x64_epi64(sixteen_bfloats(v.a, v.b), 0xD8), past_cache);
+    store_32(p + 16, _mm256_permute4x64_epi64(sixteen_bfloats(v.c, v.d), 0xD8), past_cache);
 }
 
-INLINE words split_words(__m256i v) {
-    const __m256i apart = _mm256_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8, 10, 12,
-                                           14, 1, 3, 5, 7, 9, 11, 13, 15);
-    const __m256i s = _mm256_shuffle_epi8(v, apart);
+/* Low bytes and high bytes of each lane apart, then both lanes' together. */
+INLINE __m256i bytes_apart(__m256i v) {
+    return _mm256_shuffle_epi8(v, _mm256_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8,
+                                                   10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+}
+INLINE words words_of_halves(floats v) {
+    const __m256i s = bytes_apart(sixteen_halves(v.a, v.b));
     return (words){_mm256_permute4x64_epi64(s, 0x88), _mm256_permute4x64_epi64(s, 0xDD)};
 }
-INLINE words words_of_halves(floats v) { return split_words(sixteen_halves(v.a, v.b)); }
-INLINE words words_of_bfloats(floats v) { return split_words(sixteen_bfloats(v.a, v.b)); }
+INLINE words words_of_bfloats(floats v) {
+    const __m256i s = bytes_apart(sixteen_bfloats(v.a, v.b));
+    return (words){_mm256_permutevar8x32_epi32(s, _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5)),
+                   _mm256_permutevar8x32_epi32(s, _mm256_setr_epi32(2, 6, 3, 7, 2, 6, 3, 7))};
+}
 INLINE void store_words(uint16_t *p, words t, bytes codes, int past_cache) {
     const __m256i low = _mm256_shuffle_epi8(t.low, codes), high = _mm256_shuffle_epi8(t.high, codes);
-    const __m256i a = _mm256_unpacklo_epi8(low, high), b = _mm256_unpackhi_epi8(low, high);
-    store_32(p, _mm256_permute2x128_si256(a, b, 0x20), past_cache);
-    store_32(p + 16, _mm256_permute2x128_si256(a, b, 0x31), past_cache);
+    store_32(p, _mm256_unpacklo_epi8(low, high), past_cache);
+    store_32(p + 16, _mm256_unpackhi_epi8(low, high), past_cache);
 }
 
 #undef MAP1
 #undef MAP2
+#undef MAP3
 
 #endif

@@ -11,6 +11,38 @@ typedef struct {
 /* Sixteen 16-bit values, in the lower half. */
 typedef __m512i words;
 
+INLINE bytes load_bytes(const void *p) { return _mm256_loadu_si256(p); }
+INLINE bytes pair_of_bytes(int v, int w) { return _mm256_setr_m128i(_mm_set1_epi8((char)v), _mm_set1_epi8((char)w)); }
+INLINE bytes nibbles(const void *p) {
+    const __m128i v = _mm_loadu_si128(p);
+    return _mm256_and_si256(_mm256_setr_m128i(v, _mm_srli_epi16(v, 4)), every_byte(15));
+}
+INLINE bytes nibbles_by_eight(const void *p) {
+    const __m128i v = _mm_loadu_si128(p), w = _mm_srli_epi16(v, 4);
+    return _mm256_and_si256(_mm256_setr_m128i(_mm_unpacklo_epi64(v, w), _mm_unpackhi_epi64(v, w)), every_byte(15));
+}
+INLINE bytes crumbs(const void *p) {
+    /* Each byte four times: twice as it is and twice four bits lower, so that every code lies in a low nibble. */
+    const __m128i v = _mm_loadl_epi64(p), both = _mm_unpacklo_epi64(v, _mm_srli_epi16(v, 4));
+    const __m256i spread = _mm256_setr_epi8(0, 0, 8, 8, 1, 1, 9, 9, 2, 2, 10, 10, 3, 3, 11, 11, 4, 4, 12, 12, 5, 5, 13,
+                                            13, 6, 6, 14, 14, 7, 7, 15, 15);
+    return _mm256_and_si256(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(both), spread), _mm256_set1_epi16(0x0C03));
+}
+
+INLINE bytes eight_of_each(const void *p) {
+    int four;
+    memcpy(&four, p, sizeof four);
+    return _mm256_shuffle_epi8(_mm256_set1_epi32(four),
+                               _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303));
+}
+INLINE bytes join8(const void *a, const void *b, const void *c, const void *d) {
+    return _mm256_setr_m128i(two_eights(a, b), two_eights(c, d));
+}
+INLINE bytes join16(sixteen a, sixteen b) { return _mm256_setr_m128i(a, b); }
+INLINE bytes join4(const void *a, const void *b, const void *c, const void *d, const void *e, const void *f,
+                   const void *g, const void *h) {
+    return _mm256_setr_m128i(four_fours(a, b, c, d), four_fours(e, f, g, h));
+}
 INLINE bytes add_where(bytes v, uint32_t bits, int value) {
     return _mm256_mask_add_epi8(v, bits, v, every_byte(value));
 }
@@ -43,6 +75,10 @@ INLINE void store_floats(float *p, floats v, int past_cache) {
 
 INLINE floats subtract(floats x, floats y) { return (floats){_mm512_sub_ps(x.a, y.a), _mm512_sub_ps(x.b, y.b)}; }
 INLINE floats multiply(floats x, floats y) { return (floats){_mm512_mul_ps(x.a, y.a), _mm512_mul_ps(x.b, y.b)}; }
+
+INLINE floats product_less(floats x, floats y, floats z) {
+    return (floats){_mm512_fmsub_ps(x.a, y.a, z.a), _mm512_fmsub_ps(x.b, y.b, z.b)};
+}
 
 INLINE floats from_unsigned(bytes v) {
     return (floats){_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm256_castsi256_si128(v))),
@@ -91,16 +127,18 @@ INLINE __m256i sixteen_halves(__m512 v) {
     return h;
 }
 
-/* Nearest, ties to even, in the high half of each lane. Not vcvtneps2bf16, which flushes subnormal floats to zero. */
-INLINE __m512i rounded_to_bf16(__m512 f) {
-    const __m512i u = _mm512_castps_si512(f), down = _mm512_add_epi32(u, _mm512_set1_epi32(0x7FFF));
-    const __mmask16 odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000));
-    return _mm512_mask_add_epi32(down, odd, down, _mm512_set1_epi32(1));
-}
+/* Nearest, ties to even: the low words decide whether the high ones, which are the bfloats, go up by one. Not
+ * vcvtneps2bf16, which flushes subnormal floats to zero. */
 INLINE __m512i bfloats_of(floats v) {
+    const __m512i low_words = _mm512_set_epi16(62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32, 30, 28,
+                                               26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     const __m512i high_words = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29,
                                                 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
-    return _mm512_permutex2var_epi16(rounded_to_bf16(v.a), high_words, rounded_to_bf16(v.b));
+    const __m512i a = _mm512_castps_si512(v.a), b = _mm512_castps_si512(v.b), one = _mm512_set1_epi16(1);
+    const __m512i low = _mm512_permutex2var_epi16(a, low_words, b), high = _mm512_permutex2var_epi16(a, high_words, b);
+    const __m512i or_odd = _mm512_ternarylogic_epi32(low, high, one, 0xF8); /* low | (high & 1) */
+    const __mmask32 up = _mm512_cmpgt_epu16_mask(or_odd, _mm512_set1_epi16((short)0x8000));
+    return _mm512_mask_add_epi16(high, up, high, one);
 }
 
 INLINE void store_halves(uint16_t *p, floats v, int past_cache) {
@@ -110,9 +148,11 @@ INLINE void store_halves(uint16_t *p, floats v, int past_cache) {
 INLINE void store_bfloats(uint16_t *p, floats v, int past_cache) { store_64(p, bfloats_of(v), past_cache); }
 
 INLINE words words_of_halves(floats v) { return _mm512_castsi256_si512(sixteen_halves(v.a)); }
-INLINE words words_of_bfloats(floats v) { return bfloats_of(v); }
+INLINE words words_of_bfloats(floats v) { return bfloats_of((floats){v.a, v.a}); }
 INLINE void store_words(uint16_t *p, words t, bytes codes, int past_cache) {
     store_64(p, _mm512_permutexvar_epi16(_mm512_cvtepu8_epi16(codes), t), past_cache);
 }
+
+#include "in_order.h"
 
 #endif

@@ -67,12 +67,21 @@ INLINE void put_words(sink y, int i, words table, bytes codes) {
     store_words((uint16_t *)y.values + i, table, codes, y.past_cache);
 }
 
-/* q * d, signed codes. */
-INLINE void scaled(sink y, int i, bytes q, floats d) { put(y, i, multiply(from_signed(q), d)); }
+/* q * d, signed codes; d is a half times at most an eight-bit scale. */
+INLINE void scaled(sink y, int i, bytes q, floats d) {
+    if (y.dtype == GGUFX_BF16)
+        store_scaled_bfloats((uint16_t *)y.values + i, q, d, y.past_cache);
+    else
+        put(y, i, multiply(from_signed(q), d));
+}
 
-/* q * d - m, unsigned codes. A negated m makes it q * d + m, the same sum to the bit. */
+/* q * d - m, unsigned codes. A negated m makes it q * d + m, the same sum to the bit. d has eleven bits from a half and
+ * at most six from a scale, q at most five: their product is exact. */
 INLINE void affine(sink y, int i, bytes q, floats d, floats m) {
-    put(y, i, subtract(multiply(from_unsigned(q), d), m));
+    if (y.dtype == GGUFX_BF16)
+        store_affine_bfloats((uint16_t *)y.values + i, q, d, m, y.past_cache);
+    else
+        put(y, i, product_less(from_unsigned(q), d, m));
 }
 
 /* ---- shared by the IQ types ---- */
@@ -106,7 +115,7 @@ INLINE levels scaled_levels(sink y, const int8_t *values, float d) {
     levels t;
     t.values = values;
     t.d = every(d);
-    if (y.dtype != GGUFX_F32) t.table = table_of(y, multiply(from_signed(load_bytes(values)), t.d));
+    if (y.dtype != GGUFX_F32) t.table = table_of(y, multiply(load_signed(values), t.d));
     return t;
 }
 
@@ -116,21 +125,21 @@ INLINE levels scaled_level_pair(sink y, const int8_t *values, float d, float e) 
     levels t;
     t.values = values;
     t.d = pair(d, e);
-    if (y.dtype != GGUFX_F32) t.table = table_of(y, multiply(from_signed(load_bytes(values)), eights(d, e)));
+    if (y.dtype != GGUFX_F32) t.table = table_of(y, multiply(load_signed(values), eights(d, e)));
     return t;
 }
 INLINE bytes bit3_in_second_half(void) { return pair_of_bytes(0, 8); }
 
 INLINE void put_scaled(sink y, int i, levels t, bytes codes) {
     if (y.dtype == GGUFX_F32)
-        scaled(y, i, lookup(t.values, codes), t.d);
+        put(y, i, multiply(from_signed(lookup(t.values, codes)), t.d));
     else
         put_words(y, i, t.table, codes);
 }
 
 /* code * d - m, for halves. */
 INLINE words affine_table(sink y, float d, float m) {
-    return table_of(y, subtract(multiply(from_unsigned(load_bytes(ascending)), every(d)), every(m)));
+    return table_of(y, product_less(load_signed(ascending), every(d), every(m)));
 }
 
 #endif

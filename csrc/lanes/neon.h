@@ -198,6 +198,7 @@ INLINE floats multiply(floats a, floats b) {
     EIGHT a.at[i] = vmulq_f32(a.at[i], b.at[i]);
     return a;
 }
+INLINE floats product_less(floats x, floats y, floats z) { return subtract(multiply(x, y), z); }
 INLINE floats from_unsigned(bytes v) {
     floats r;
     BOTH {
@@ -291,5 +292,7 @@ INLINE void stream_fence(void) {}
 
 #undef BOTH
 #undef EIGHT
+
+#include "in_order.h"
 
 #endif

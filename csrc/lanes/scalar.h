@@ -243,6 +243,8 @@ INLINE floats multiply(floats a, floats b) {
     EACH a.at[i] *= b.at[i];
     return a;
 }
+/* x * y - z, of products that a float holds exactly: one rounding or two make the same sum. */
+INLINE floats product_less(floats x, floats y, floats z) { return subtract(multiply(x, y), z); }
 INLINE floats from_unsigned(bytes v) {
     floats r;
     EACH r.at[i] = v.at[i];
@@ -320,5 +322,7 @@ INLINE void stream_fence(void) {}
 #undef EACH
 #undef EACH16
 #undef EACH8
+
+#include "in_order.h"
 
 #endif

@@ -13,9 +13,7 @@ typedef __m128i sixteen;
 
 /* ---- thirty-two bytes ---- */
 
-INLINE bytes load_bytes(const void *p) { return _mm256_loadu_si256(p); }
 INLINE bytes every_byte(int v) { return _mm256_set1_epi8((char)v); }
-INLINE bytes pair_of_bytes(int v, int w) { return _mm256_setr_m128i(_mm_set1_epi8((char)v), _mm_set1_epi8((char)w)); }
 
 INLINE bytes field(bytes v, int shift, int mask) {
     const bytes moved = shift > 0 ? _mm256_srli_epi16(v, shift) : shift < 0 ? _mm256_slli_epi16(v, -shift) : v;
@@ -29,45 +27,15 @@ INLINE bytes lookup(const int8_t *table, bytes index) {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), index);
 }
 
-INLINE bytes nibbles(const void *p) {
-    const __m128i v = _mm_loadu_si128(p);
-    return _mm256_and_si256(_mm256_setr_m128i(v, _mm_srli_epi16(v, 4)), every_byte(15));
-}
-INLINE bytes nibbles_by_eight(const void *p) {
-    const __m128i v = _mm_loadu_si128(p), w = _mm_srli_epi16(v, 4);
-    return _mm256_and_si256(_mm256_setr_m128i(_mm_unpacklo_epi64(v, w), _mm_unpackhi_epi64(v, w)), every_byte(15));
-}
-INLINE bytes crumbs(const void *p) {
-    /* Each byte four times: twice as it is and twice four bits lower, so that every code lies in a low nibble. */
-    const __m128i v = _mm_loadl_epi64(p), both = _mm_unpacklo_epi64(v, _mm_srli_epi16(v, 4));
-    const __m256i spread = _mm256_setr_epi8(0, 0, 8, 8, 1, 1, 9, 9, 2, 2, 10, 10, 3, 3, 11, 11, 4, 4, 12, 12, 5, 5, 13,
-                                            13, 6, 6, 14, 14, 7, 7, 15, 15);
-    return _mm256_and_si256(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(both), spread), _mm256_set1_epi16(0x0C03));
-}
-
-INLINE bytes eight_of_each(const void *p) {
-    int four;
-    memcpy(&four, p, sizeof four);
-    return _mm256_shuffle_epi8(_mm256_set1_epi32(four),
-                               _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303));
-}
 INLINE __m128i two_eights(const void *a, const void *b) {
     /* vmovhps: one instruction to load and to join */
     return _mm_castps_si128(_mm_loadh_pi(_mm_castsi128_ps(_mm_loadl_epi64(a)), b));
 }
-INLINE bytes join8(const void *a, const void *b, const void *c, const void *d) {
-    return _mm256_setr_m128i(two_eights(a, b), two_eights(c, d));
-}
-INLINE bytes join16(sixteen a, sixteen b) { return _mm256_setr_m128i(a, b); }
 INLINE __m128i four_fours(const void *a, const void *b, const void *c, const void *d) {
     int w[4];
     memcpy(w, a, 4), memcpy(w + 1, b, 4), memcpy(w + 2, c, 4), memcpy(w + 3, d, 4);
     return _mm_unpacklo_epi64(_mm_insert_epi32(_mm_cvtsi32_si128(w[0]), w[1], 1),
                               _mm_insert_epi32(_mm_cvtsi32_si128(w[2]), w[3], 1));
-}
-INLINE bytes join4(const void *a, const void *b, const void *c, const void *d, const void *e, const void *f,
-                   const void *g, const void *h) {
-    return _mm256_setr_m128i(four_fours(a, b, c, d), four_fours(e, f, g, h));
 }
 
 /* ---- sixteen bytes ---- */

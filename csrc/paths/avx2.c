@@ -4,10 +4,10 @@
 #if GGUFX_X86
 #include <immintrin.h>
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2,f16c"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2,f16c,fma"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2,bmi,bmi2,f16c")
+#pragma GCC target("avx2,bmi,bmi2,f16c,fma")
 #endif
 
 #include "../lanes/avx2.h"

@@ -4,11 +4,11 @@
 #if GGUFX_X86
 #include <immintrin.h>
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2,f16c,avx512f,avx512bw,avx512dq,avx512vl"))),         \
+#pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2,f16c,fma,avx512f,avx512bw,avx512dq,avx512vl"))),         \
                              apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2,bmi,bmi2,f16c,avx512f,avx512bw,avx512dq,avx512vl")
+#pragma GCC target("avx2,bmi,bmi2,f16c,fma,avx512f,avx512bw,avx512dq,avx512vl")
 #endif
 
 #include "../lanes/avx512.h"
