@@ -8,11 +8,15 @@ typedef struct {
     uint8_t qs[32], qh[16], scales[8];
 } block_iq1_m;
 
+INLINE uint16_t d_of_iq1_m(uint64_t s) {
+    return (uint16_t)((s >> 12 & 0x000F) | (s >> 24 & 0x00F0) | (s >> 36 & 0x0F00) | (s >> 48 & 0xF000));
+}
+INLINE int finite_iq1_m(const block_iq1_m *b) { return (b->scales[7] & 0x70) != 0x70 || (b->scales[5] & 0xC0) != 0xC0; }
+
 INLINE void decode_iq1_m(const block_iq1_m *b, sink y) {
     const uint64_t s = u64_at(b->scales);
-    const unsigned h = (s >> 12 & 0x000F) | (s >> 24 & 0x00F0) | (s >> 36 & 0x0F00) | (s >> 48 & 0xF000);
     const float d =
-        half(half_bits_for(y, (uint16_t)h)) * 0.125f; /* levels are in eighths; powers of two are exact here */
+        half(half_bits_for(y, d_of_iq1_m(s))) * 0.125f; /* levels are in eighths; powers of two are exact here */
     uint16_t i[32];
     uint8_t offsets[32];
     for (int side = 0; side < 2; side++) {

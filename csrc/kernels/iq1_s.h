@@ -8,6 +8,8 @@ typedef struct {
     uint8_t d[2], qs[32], qh[16];
 } block_iq1_s;
 
+INLINE int finite_iq1_s(const block_iq1_s *b) { return half_is_finite(b->d); }
+
 INLINE void decode_iq1_s(const block_iq1_s *b, sink y) {
     const float d = half_at(y, b->d) * 0.125f; /* levels are in eighths; powers of two are exact here */
     for (int k = 0; k < 8; k++) {

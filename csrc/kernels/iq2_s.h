@@ -8,6 +8,8 @@ typedef struct {
     uint8_t d[2], qs[32], signs[32], qh[8], scales[8];
 } block_iq2_s;
 
+INLINE int finite_iq2_s(const block_iq2_s *b) { return half_is_finite(b->d); }
+
 INLINE void decode_iq2_s(const block_iq2_s *b, sink y) {
     float d[16]; /* of the even sub-blocks, then of the odd ones */
     store_odd_scales(d, b->scales, half_at(y, b->d));

@@ -8,6 +8,8 @@ typedef struct {
     uint8_t d[2], qs[64], scales[8];
 } block_iq2_xs;
 
+INLINE int finite_iq2_xs(const block_iq2_xs *b) { return half_is_finite(b->d); }
+
 INLINE void decode_iq2_xs(const block_iq2_xs *b, sink y) {
     float d[16]; /* of the even sub-blocks, then of the odd ones */
     store_odd_scales(d, b->scales, half_at(y, b->d));

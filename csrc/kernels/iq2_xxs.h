@@ -8,6 +8,8 @@ typedef struct {
     uint8_t d[2], qs[64];
 } block_iq2_xxs;
 
+INLINE int finite_iq2_xxs(const block_iq2_xxs *b) { return half_is_finite(b->d); }
+
 INLINE void decode_iq2_xxs(const block_iq2_xxs *b, sink y) {
     const float d =
         half_at(y, b->d) * 0.125f; /* (0.5 + scale) / 4 is (2 * scale + 1) / 8; powers of two are exact here */

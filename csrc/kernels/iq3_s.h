@@ -8,6 +8,8 @@ typedef struct {
     uint8_t d[2], qs[64], qh[8], signs[32], scales[4];
 } block_iq3_s;
 
+INLINE int finite_iq3_s(const block_iq3_s *b) { return half_is_finite(b->d); }
+
 INLINE void decode_iq3_s(const block_iq3_s *b, sink y) {
     float d[16]; /* of the even sub-blocks, from the fifth of the odd ones */
     const uint32_t s = u32_at(b->scales), nibble = 0x0F0F0F0F;

@@ -8,6 +8,8 @@ typedef struct {
     uint8_t d[2], qs[64], signs[32];
 } block_iq3_xxs;
 
+INLINE int finite_iq3_xxs(const block_iq3_xxs *b) { return half_is_finite(b->d); }
+
 INLINE void decode_iq3_xxs(const block_iq3_xxs *b, sink y) {
     const float d =
         half_at(y, b->d) * 0.25f; /* (0.5 + scale) / 2 is (2 * scale + 1) / 4; powers of two are exact here */

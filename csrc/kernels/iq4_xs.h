@@ -7,6 +7,8 @@ typedef struct {
     uint8_t d[2], scales_h[2], scales_l[4], qs[128];
 } block_iq4_xs;
 
+INLINE int finite_iq4_xs(const block_iq4_xs *b) { return half_is_finite(b->d); }
+
 INLINE void decode_iq4_xs(const block_iq4_xs *b, sink y) {
     const float d = half_at(y, b->d);
     const uint32_t low = u32_at(b->scales_l), high = u16_at(b->scales_h);

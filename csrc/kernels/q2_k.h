@@ -16,12 +16,14 @@ INLINE void four_of_q2_k(sink y, int at, bytes first, bytes second, const float 
         affine(y, at + 32, second, pair(d[2], d[3]), pair(m[2], m[3]));
     } else {
         static const uint8_t each_four_times[32] = {0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3};
-        const floats v = product_less(load_signed(each_four_times), quads(d), quads(m));
+        const floats v = product_plus(load_signed(each_four_times), quads(d), quads(m));
         const words table = table_of(y, v);
         put_words(y, at, table, either(first, pair_of_bytes(0, 4)));
         put_words(y, at + 32, table, either(second, pair_of_bytes(8, 12)));
     }
 }
+
+INLINE int finite_q2_k(const block_q2_k *b) { return two_halves_are_finite(b->d); }
 
 INLINE void decode_q2_k(const block_q2_k *b, sink y) {
     float d[16], m[16];
@@ -29,7 +31,7 @@ INLINE void decode_q2_k(const block_q2_k *b, sink y) {
     float scale, min;
     two_halves_at(y, b->d, &scale, &min);
     store_unsigned(d, field_of_sixteen(s, 0, 15), scale, scale);
-    store_unsigned(m, field_of_sixteen(s, 4, 15), min, min);
+    store_unsigned(m, field_of_sixteen(s, 4, 15), -min, -min);
     for (int half = 0; half < 2; half++) {
         const bytes q = load_bytes(b->qs + 32 * half);
         const int j = 8 * half;

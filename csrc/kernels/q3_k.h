@@ -17,6 +17,8 @@ INLINE void two_of_q3_k(sink y, int at, bytes low, bytes high, const float *d) {
     put_scaled(y, at, scaled_level_pair(y, q3_k_values, d[0], d[1]), codes);
 }
 
+INLINE int finite_q3_k(const block_q3_k *b) { return half_is_finite(b->d); }
+
 INLINE void decode_q3_k(const block_q3_k *b, sink y) {
     float d[16];
     const uint64_t top = u32_at(b->scales + 8), two = 0x30303030;

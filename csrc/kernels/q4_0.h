@@ -8,6 +8,8 @@ typedef struct {
 
 static const int8_t q4_0_values[32] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 
+INLINE int finite_q4_0(const block_q4_0 *b) { return half_is_finite(b->d); }
+
 INLINE void decode_q4_0(const block_q4_0 *b, sink y) {
     const float d = half_at(y, b->d);
     if (y.dtype == GGUFX_F32)

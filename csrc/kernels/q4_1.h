@@ -6,13 +6,15 @@ typedef struct {
     uint8_t d[2], m[2], qs[16];
 } block_q4_1;
 
+INLINE int finite_q4_1(const block_q4_1 *b) { return two_halves_are_finite(b->d); }
+
 INLINE void decode_q4_1(const block_q4_1 *b, sink y) {
     float d, m;
     two_halves_at(y, b->d, &d, &m);
     if (y.dtype == GGUFX_F32)
-        put(y, 0, product_less(floats_of_nibbles(b->qs), every(d), every(-m)));
+        put(y, 0, product_plus(floats_of_nibbles(b->qs), every(d), every(m)));
     else
-        put_words(y, 0, affine_table(y, d, -m), nibbles(b->qs));
+        put_words(y, 0, affine_table(y, d, m), nibbles(b->qs));
 }
 
 #endif

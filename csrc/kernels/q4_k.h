@@ -17,18 +17,20 @@ INLINE sixteen scales_and_mins(const uint8_t *p) {
                       (m & six) | ((rest >> 4 & four) | (m >> 2 & two)) << 32);
 }
 
+INLINE int finite_q4_k(const block_q4_k *b) { return two_halves_are_finite(b->d); }
+
 INLINE void decode_q4_k(const block_q4_k *b, sink y) {
-    float s[16]; /* d * scale of the eight sub-blocks, then dmin * min */
+    float s[16]; /* d * scale of the eight sub-blocks, then -dmin * min */
     float d, dmin;
     two_halves_at(y, b->d, &d, &dmin);
-    store_unsigned(s, scales_and_mins(b->scales), d, dmin);
+    store_unsigned(s, scales_and_mins(b->scales), d, -dmin);
     for (int k = 0; k < 4; k++) {
         const uint8_t *const q = b->qs + 32 * k;
         const float *const t = s + 2 * k;
         if (y.dtype == GGUFX_F32) {
             const floats first = floats_of_nibbles(q), second = floats_of_nibbles(q + 16);
-            put(y, 64 * k, product_less(first_halves(first, second), every(t[0]), every(t[8])));
-            put(y, 64 * k + 32, product_less(second_halves(first, second), every(t[1]), every(t[9])));
+            put(y, 64 * k, product_plus(first_halves(first, second), every(t[0]), every(t[8])));
+            put(y, 64 * k + 32, product_plus(second_halves(first, second), every(t[1]), every(t[9])));
         } else {
             put_words(y, 64 * k, affine_table(y, t[0], t[8]), field(load_bytes(q), 0, 15));
             put_words(y, 64 * k + 32, affine_table(y, t[1], t[9]), field(load_bytes(q), 4, 15));

@@ -16,12 +16,14 @@ INLINE void two_of_q5_k(sink y, int at, const uint8_t *qs, bytes h, int bit, con
     affine(y, at + 32, either(field(q, 4, 15), field(h, bit - 3, 16)), every(s[1]), every(s[9]));
 }
 
+INLINE int finite_q5_k(const block_q5_k *b) { return two_halves_are_finite(b->d); }
+
 INLINE void decode_q5_k(const block_q5_k *b, sink y) {
-    float s[16]; /* d * scale of the eight sub-blocks, then dmin * min */
+    float s[16]; /* d * scale of the eight sub-blocks, then -dmin * min */
     const bytes h = load_bytes(b->qh);
     float d, dmin;
     two_halves_at(y, b->d, &d, &dmin);
-    store_unsigned(s, scales_and_mins(b->scales), d, dmin);
+    store_unsigned(s, scales_and_mins(b->scales), d, -dmin);
     two_of_q5_k(y, 0, b->qs, h, 0, s);
     two_of_q5_k(y, 64, b->qs + 32, h, 2, s + 2);
     two_of_q5_k(y, 128, b->qs + 64, h, 4, s + 4);

@@ -10,6 +10,8 @@ typedef struct {
     uint8_t d[2];
 } block_q6_k;
 
+INLINE int finite_q6_k(const block_q6_k *b) { return half_is_finite(b->d); }
+
 INLINE void decode_q6_k(const block_q6_k *b, sink y) {
     float d[16];
     store_signed(d, load_sixteen(b->scales), half_at(y, b->d));

@@ -7,6 +7,8 @@ typedef struct {
     int8_t qs[32];
 } block_q8_0;
 
+INLINE int finite_q8_0(const block_q8_0 *b) { return half_is_finite(b->d); }
+
 INLINE void decode_q8_0(const block_q8_0 *b, sink y) {
     put(y, 0, multiply(load_signed(b->qs), every(half_at(y, b->d))));
 }

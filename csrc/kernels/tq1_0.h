@@ -22,6 +22,8 @@ INLINE uint32_t four_thrice(uint32_t v) {
     return ((v & even) * 3 & even) | ((v >> 8 & even) * 3 & even) << 8;
 }
 
+INLINE int finite_tq1_0(const block_tq1_0 *b) { return half_is_finite(b->d); }
+
 INLINE void decode_tq1_0(const block_tq1_0 *b, sink y) {
     const levels t = scaled_levels(y, tq1_0_values, half_at(y, b->d));
     bytes v = minus(load_bytes(b->qs), 128);

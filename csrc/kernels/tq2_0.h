@@ -8,6 +8,8 @@ typedef struct {
 
 static const int8_t tq2_0_values[32] = {-1, 0, 1, 2};
 
+INLINE int finite_tq2_0(const block_tq2_0 *b) { return half_is_finite(b->d); }
+
 INLINE void decode_tq2_0(const block_tq2_0 *b, sink y) {
     const levels t = scaled_levels(y, tq2_0_values, half_at(y, b->d));
     for (int half = 0; half < 2; half++) {

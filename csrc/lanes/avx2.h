@@ -95,7 +95,7 @@ INLINE void store_floats(float *p, floats v, int past_cache) {
 
 INLINE floats subtract(floats x, floats y) { return MAP2(_mm256_sub_ps, x, y); }
 INLINE floats multiply(floats x, floats y) { return MAP2(_mm256_mul_ps, x, y); }
-INLINE floats product_less(floats x, floats y, floats z) { return MAP3(_mm256_fmsub_ps, x, y, z); }
+INLINE floats product_plus(floats x, floats y, floats z) { return MAP3(_mm256_fmadd_ps, x, y, z); }
 
 /* Bytes become dwords by a shuffle within lanes, eight from the first or the last half of sixteen bytes that both
  * lanes hold: vpmovzxbd, which crosses lanes, costs Zen cores more. */
@@ -166,16 +166,28 @@ INLINE __m256i sixteen_halves(__m256 a, __m256 b) {
 /* The bfloats of sixteen floats, those at even places from one register and those at odd places from another: nearest,
  * ties to even. The high words are the bfloats, and the low ones decide which go up: where low - 1 has its top bit set,
  * or low itself if high is odd. */
-INLINE __m256i bfloats_of_pairs(__m256 even, __m256 odd) {
-    const __m256i e = _mm256_castps_si256(even), o = _mm256_castps_si256(odd);
-    const __m256i high = _mm256_blend_epi16(_mm256_srli_epi32(e, 16), o, 0xAA);
-    const __m256i low = _mm256_blend_epi16(e, _mm256_slli_epi32(o, 16), 0xAA);
+INLINE __m256i high_words(__m256 even, __m256 odd) {
+    return _mm256_blend_epi16(_mm256_srli_epi32(_mm256_castps_si256(even), 16), _mm256_castps_si256(odd), 0xAA);
+}
+INLINE __m256i any_bfloats(__m256 even, __m256 odd) {
+    const __m256i high = high_words(even, odd);
+    const __m256i low =
+        _mm256_blend_epi16(_mm256_castps_si256(even), _mm256_slli_epi32(_mm256_castps_si256(odd), 16), 0xAA);
     const __m256i less = _mm256_subs_epu16(low, _mm256_andnot_si256(high, _mm256_set1_epi16(1)));
     return _mm256_sub_epi16(high, _mm256_cmpgt_epi16(_mm256_setzero_si256(), less));
 }
-/* In the order that shuffles within 128-bit lanes give: 0-3, 8-11, 4-7, 12-15. */
-INLINE __m256i sixteen_bfloats(__m256 a, __m256 b) {
-    return bfloats_of_pairs(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xDD));
+
+/* The nearest bfloat, ties to even, of a finite number v = N * 2^e with 2^23 <= N < 2^24. 65535 * v lies within a
+ * factor of 2^16 above it, where floats are 2^16 * 2^e apart, the distance of bfloats about v. So taking it, rounded,
+ * from the exact 65536 * v leaves v rounded to a bfloat; ties go to even, for then N is even; and zeros keep their
+ * sign. Just above a power of two, where 65535 * v is below the next, floats lie half as far apart, but v is near no
+ * tie. */
+INLINE __m256 near_bfloat(__m256 v) {
+    const __m256 k = _mm256_set1_ps(65536);
+    return _mm256_fmsub_ps(v, k, _mm256_fmsub_ps(v, k, v));
+}
+INLINE __m256i bfloats_of_pairs(__m256 even, __m256 odd, int finite) {
+    return finite ? high_words(near_bfloat(even), near_bfloat(odd)) : any_bfloats(even, odd);
 }
 
 /* Every other byte of eight in both lanes, from the first-th on, as the top or the bottom byte of a dword. */
@@ -189,39 +201,45 @@ INLINE __m256 every_other(bytes v, int first, int top) {
 INLINE floats from_paired(bytes v, int top) {
     return (floats){every_other(v, 0, top), every_other(v, 1, top), every_other(v, 8, top), every_other(v, 9, top)};
 }
-INLINE void store_paired_bfloats(uint16_t *p, floats v, int past_cache) {
-    store_32(p, bfloats_of_pairs(v.a, v.b), past_cache);
-    store_32(p + 16, bfloats_of_pairs(v.c, v.d), past_cache);
+INLINE void store_paired_bfloats(uint16_t *p, floats v, int finite, int past_cache) {
+    store_32(p, bfloats_of_pairs(v.a, v.b, finite), past_cache);
+    store_32(p + 16, bfloats_of_pairs(v.c, v.d, finite), past_cache);
 }
 /* Signed bytes at the top of their dwords are 2^24 times too large, which d makes up for: it is no less than 2^-40, so
  * the product is the same. */
-INLINE void store_scaled_bfloats(uint16_t *p, bytes codes, floats d, int past_cache) {
-    store_paired_bfloats(p, multiply(from_paired(codes, 1), multiply(d, every(0x1p-24f))), past_cache);
+INLINE void store_scaled_bfloats(uint16_t *p, bytes codes, floats d, int finite, int past_cache) {
+    store_paired_bfloats(p, multiply(from_paired(codes, 1), multiply(d, every(0x1p-24f))), finite, past_cache);
 }
-INLINE void store_affine_bfloats(uint16_t *p, bytes codes, floats d, floats m, int past_cache) {
-    store_paired_bfloats(p, product_less(from_paired(codes, 0), d, m), past_cache);
+INLINE void store_affine_bfloats(uint16_t *p, bytes codes, floats d, floats m, int finite, int past_cache) {
+    store_paired_bfloats(p, product_plus(from_paired(codes, 0), d, m), finite, past_cache);
 }
 
 INLINE void store_halves(uint16_t *p, floats v, int past_cache) {
     store_32(p, sixteen_halves(v.a, v.b), past_cache);
     store_32(p + 16, sixteen_halves(v.c, v.d), past_cache);
 }
-INLINE void store_bfloats(uint16_t *p, floats v, int past_cache) {
-    store_32(p, _mm256_permute4x64_epi64(sixteen_bfloats(v.a, v.b), 0xD8), past_cache);
-    store_32(p + 16, _mm256_permute4x64_epi64(sixteen_bfloats(v.c, v.d), 0xD8), past_cache);
+enum { FINITE_IS_FASTER = 1 };
+/* Shuffles within 128-bit lanes leave the order 0-3, 8-11, 4-7, 12-15. */
+INLINE __m256i sixteen_bfloats(__m256 a, __m256 b, int finite) {
+    const __m256i r = bfloats_of_pairs(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xDD), finite);
+    return _mm256_permute4x64_epi64(r, 0xD8);
+}
+INLINE void store_bfloats(uint16_t *p, floats v, int finite, int past_cache) {
+    store_32(p, sixteen_bfloats(v.a, v.b, finite), past_cache);
+    store_32(p + 16, sixteen_bfloats(v.c, v.d, finite), past_cache);
 }
 
-/* Low bytes and high bytes of each lane apart, then both lanes' together. */
-INLINE __m256i bytes_apart(__m256i v) {
-    return _mm256_shuffle_epi8(v, _mm256_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8,
-                                                   10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
-}
 INLINE words words_of_halves(floats v) {
-    const __m256i s = bytes_apart(sixteen_halves(v.a, v.b));
+    const __m256i apart = _mm256_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15, 0, 2, 4, 6, 8, 10, 12,
+                                           14, 1, 3, 5, 7, 9, 11, 13, 15);
+    const __m256i s = _mm256_shuffle_epi8(sixteen_halves(v.a, v.b), apart);
     return (words){_mm256_permute4x64_epi64(s, 0x88), _mm256_permute4x64_epi64(s, 0xDD)};
 }
-INLINE words words_of_bfloats(floats v) {
-    const __m256i s = bytes_apart(sixteen_bfloats(v.a, v.b));
+/* Packed as if the first eight stood at even places: 0, 8, 1, 9, 2, 10, 3, 11, and 4, 12 ... in the other lane. */
+INLINE words words_of_bfloats(floats v, int finite) {
+    const __m256i apart = _mm256_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15, 0, 4, 8, 12, 2, 6, 10,
+                                           14, 1, 5, 9, 13, 3, 7, 11, 15);
+    const __m256i s = _mm256_shuffle_epi8(bfloats_of_pairs(v.a, v.b, finite), apart);
     return (words){_mm256_permutevar8x32_epi32(s, _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5)),
                    _mm256_permutevar8x32_epi32(s, _mm256_setr_epi32(2, 6, 3, 7, 2, 6, 3, 7))};
 }

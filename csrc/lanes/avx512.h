@@ -76,8 +76,8 @@ INLINE void store_floats(float *p, floats v, int past_cache) {
 INLINE floats subtract(floats x, floats y) { return (floats){_mm512_sub_ps(x.a, y.a), _mm512_sub_ps(x.b, y.b)}; }
 INLINE floats multiply(floats x, floats y) { return (floats){_mm512_mul_ps(x.a, y.a), _mm512_mul_ps(x.b, y.b)}; }
 
-INLINE floats product_less(floats x, floats y, floats z) {
-    return (floats){_mm512_fmsub_ps(x.a, y.a, z.a), _mm512_fmsub_ps(x.b, y.b, z.b)};
+INLINE floats product_plus(floats x, floats y, floats z) {
+    return (floats){_mm512_fmadd_ps(x.a, y.a, z.a), _mm512_fmadd_ps(x.b, y.b, z.b)};
 }
 
 INLINE floats from_unsigned(bytes v) {
@@ -129,11 +129,18 @@ INLINE __m256i sixteen_halves(__m512 v) {
 
 /* Nearest, ties to even: the low words decide whether the high ones, which are the bfloats, go up by one. Not
  * vcvtneps2bf16, which flushes subnormal floats to zero. */
-INLINE __m512i bfloats_of(floats v) {
+INLINE __m512 near_bfloat(__m512 v) {
+    const __m512 k = _mm512_set1_ps(65536);
+    return _mm512_fmsub_ps(v, k, _mm512_fmsub_ps(v, k, v));
+}
+INLINE __m512i bfloats_of(floats v, int finite) {
     const __m512i low_words = _mm512_set_epi16(62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32, 30, 28,
                                                26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     const __m512i high_words = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29,
                                                 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    if (finite)
+        return _mm512_permutex2var_epi16(_mm512_castps_si512(near_bfloat(v.a)), high_words,
+                                         _mm512_castps_si512(near_bfloat(v.b)));
     const __m512i a = _mm512_castps_si512(v.a), b = _mm512_castps_si512(v.b), one = _mm512_set1_epi16(1);
     const __m512i low = _mm512_permutex2var_epi16(a, low_words, b), high = _mm512_permutex2var_epi16(a, high_words, b);
     const __m512i or_odd = _mm512_ternarylogic_epi32(low, high, one, 0xF8); /* low | (high & 1) */
@@ -145,10 +152,13 @@ INLINE void store_halves(uint16_t *p, floats v, int past_cache) {
     store_32(p, sixteen_halves(v.a), past_cache);
     store_32(p + 16, sixteen_halves(v.b), past_cache);
 }
-INLINE void store_bfloats(uint16_t *p, floats v, int past_cache) { store_64(p, bfloats_of(v), past_cache); }
+enum { FINITE_IS_FASTER = 1 };
+INLINE void store_bfloats(uint16_t *p, floats v, int finite, int past_cache) {
+    store_64(p, bfloats_of(v, finite), past_cache);
+}
 
 INLINE words words_of_halves(floats v) { return _mm512_castsi256_si512(sixteen_halves(v.a)); }
-INLINE words words_of_bfloats(floats v) { return bfloats_of((floats){v.a, v.a}); }
+INLINE words words_of_bfloats(floats v, int finite) { return bfloats_of((floats){v.a, v.a}, finite); }
 INLINE void store_words(uint16_t *p, words t, bytes codes, int past_cache) {
     store_64(p, _mm512_permutexvar_epi16(_mm512_cvtepu8_epi16(codes), t), past_cache);
 }

@@ -33,25 +33,28 @@ static const uint8_t ascending[32] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 
 
 /* ---- where values go ---- */
 
-/* An output array. The dtype, and whether stores bypass the cache, are constants wherever a kernel is inlined, so
- * nothing asks at run time. */
+/* An output array. What follows it is constant wherever a kernel is inlined, so nothing asks at run time: the dtype,
+ * whether stores bypass the cache, and whether the block's scales are known to be finite halves. Then every value is a
+ * finite number of middling size, and lanes may round it to bfloat16 by arithmetic that would overflow otherwise. */
 typedef struct {
     void *values;
-    int dtype, past_cache;
+    int dtype, past_cache, finite;
 } sink;
+
+INLINE int half_is_finite(const void *p) { return (u16_at(p) & 0x7C00) != 0x7C00; }
+/* Only the exponent of a NaN or an infinity carries into the sign when 0x0400 is added to it. */
+INLINE int two_halves_are_finite(const void *p) { return (((u32_at(p) & 0x7C007C00) + 0x04000400) & 0x80008000) == 0; }
 
 /* A scale or minimum on its way to y. Rounding to bfloat16 adds to the low bits of the float, which could carry out of
  * a NaN's fraction; where every NaN scale is one with clear low bits, no decoded value needs a test. */
 INLINE uint16_t half_bits_for(sink y, uint16_t h) {
-    return y.dtype == GGUFX_BF16 && UNLIKELY((h & 0x7FFF) > 0x7C00) ? 0x7E00 : h;
+    return y.dtype == GGUFX_BF16 && !y.finite && (h & 0x7FFF) > 0x7C00 ? 0x7E00 : h;
 }
 INLINE float half_at(sink y, const void *p) { return half(half_bits_for(y, u16_at(p))); }
 INLINE void two_halves_at(sink y, const void *p, float *first, float *second) {
-    uint32_t both = u32_at(p);
-    /* One test for both: only a NaN's magnitude carries into the sign when 0x3FF is added to it. */
-    if (y.dtype == GGUFX_BF16 && UNLIKELY(((both & 0x7FFF7FFF) + 0x03FF03FF) & 0x80008000))
-        both = half_bits_for(y, (uint16_t)both) | (uint32_t)half_bits_for(y, (uint16_t)(both >> 16)) << 16;
-    two_halves(both, first, second);
+    const uint32_t both = u32_at(p);
+    two_halves(half_bits_for(y, (uint16_t)both) | (uint32_t)half_bits_for(y, (uint16_t)(both >> 16)) << 16, first,
+               second);
 }
 
 /* Thirty-two values, from the i-th on. */
@@ -61,7 +64,7 @@ INLINE void put(sink y, int i, floats v) {
     else if (y.dtype == GGUFX_F16)
         store_halves((uint16_t *)y.values + i, v, y.past_cache);
     else
-        store_bfloats((uint16_t *)y.values + i, v, y.past_cache);
+        store_bfloats((uint16_t *)y.values + i, v, y.finite, y.past_cache);
 }
 INLINE void put_words(sink y, int i, words table, bytes codes) {
     store_words((uint16_t *)y.values + i, table, codes, y.past_cache);
@@ -70,18 +73,18 @@ INLINE void put_words(sink y, int i, words table, bytes codes) {
 /* q * d, signed codes; d is a half times at most an eight-bit scale. */
 INLINE void scaled(sink y, int i, bytes q, floats d) {
     if (y.dtype == GGUFX_BF16)
-        store_scaled_bfloats((uint16_t *)y.values + i, q, d, y.past_cache);
+        store_scaled_bfloats((uint16_t *)y.values + i, q, d, y.finite, y.past_cache);
     else
         put(y, i, multiply(from_signed(q), d));
 }
 
-/* q * d - m, unsigned codes. A negated m makes it q * d + m, the same sum to the bit. d has eleven bits from a half and
- * at most six from a scale, q at most five: their product is exact. */
+/* q * d + m, unsigned codes. d has eleven bits from a half and at most six from a scale, q at most five: their product
+ * is exact. */
 INLINE void affine(sink y, int i, bytes q, floats d, floats m) {
     if (y.dtype == GGUFX_BF16)
-        store_affine_bfloats((uint16_t *)y.values + i, q, d, m, y.past_cache);
+        store_affine_bfloats((uint16_t *)y.values + i, q, d, m, y.finite, y.past_cache);
     else
-        put(y, i, product_less(from_unsigned(q), d, m));
+        put(y, i, product_plus(from_unsigned(q), d, m));
 }
 
 /* ---- shared by the IQ types ---- */
@@ -108,7 +111,9 @@ typedef struct {
     words table;
 } levels;
 
-INLINE words table_of(sink y, floats v) { return y.dtype == GGUFX_F16 ? words_of_halves(v) : words_of_bfloats(v); }
+INLINE words table_of(sink y, floats v) {
+    return y.dtype == GGUFX_F16 ? words_of_halves(v) : words_of_bfloats(v, y.finite);
+}
 
 /* values[code] * d */
 INLINE levels scaled_levels(sink y, const int8_t *values, float d) {
@@ -137,9 +142,9 @@ INLINE void put_scaled(sink y, int i, levels t, bytes codes) {
         put_words(y, i, t.table, codes);
 }
 
-/* code * d - m, for halves. */
+/* code * d + m, for halves. */
 INLINE words affine_table(sink y, float d, float m) {
-    return table_of(y, product_less(load_signed(ascending), every(d), every(m)));
+    return table_of(y, product_plus(load_signed(ascending), every(d), every(m)));
 }
 
 #endif

@@ -9,15 +9,12 @@
 #if defined(_MSC_VER) && !defined(__clang__)
 #define INLINE static __forceinline
 #define UNROLL
-#define UNLIKELY(x) (x)
 #elif defined(__clang__)
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("unroll")
-#define UNLIKELY(x) __builtin_expect(x, 0)
 #else
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
-#define UNLIKELY(x) __builtin_expect(x, 0)
 #endif
 
 enum { CANONICAL_NAN = 0x7FC00000 };

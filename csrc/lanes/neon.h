@@ -198,7 +198,10 @@ INLINE floats multiply(floats a, floats b) {
     EIGHT a.at[i] = vmulq_f32(a.at[i], b.at[i]);
     return a;
 }
-INLINE floats product_less(floats x, floats y, floats z) { return subtract(multiply(x, y), z); }
+INLINE floats product_plus(floats x, floats y, floats z) {
+    EIGHT z.at[i] = vfmaq_f32(z.at[i], x.at[i], y.at[i]);
+    return z;
+}
 INLINE floats from_unsigned(bytes v) {
     floats r;
     BOTH {
@@ -265,8 +268,10 @@ INLINE void store_halves(uint16_t *p, floats v, int past_cache) {
     (void)past_cache;
     for (int i = 0; i < 4; i++) vst1q_u16(p + 8 * i, eight_halves(v.at[2 * i], v.at[2 * i + 1]));
 }
-INLINE void store_bfloats(uint16_t *p, floats v, int past_cache) {
-    (void)past_cache;
+/* What lanes/avx2.h does would take two instructions more here to keep the sign of zeros. */
+enum { FINITE_IS_FASTER = 0 };
+INLINE void store_bfloats(uint16_t *p, floats v, int finite, int past_cache) {
+    (void)finite, (void)past_cache;
     for (int i = 0; i < 4; i++) vst1q_u16(p + 8 * i, eight_bfloats(v.at[2 * i], v.at[2 * i + 1]));
 }
 INLINE words split_words(uint16x8_t a, uint16x8_t b) {
@@ -275,7 +280,8 @@ INLINE words split_words(uint16x8_t a, uint16x8_t b) {
 INLINE words words_of_halves(floats v) {
     return split_words(eight_halves(v.at[0], v.at[1]), eight_halves(v.at[2], v.at[3]));
 }
-INLINE words words_of_bfloats(floats v) {
+INLINE words words_of_bfloats(floats v, int finite) {
+    (void)finite;
     return split_words(eight_bfloats(v.at[0], v.at[1]), eight_bfloats(v.at[2], v.at[3]));
 }
 INLINE void store_words(uint16_t *p, words table, bytes codes, int past_cache) {

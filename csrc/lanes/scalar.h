@@ -235,6 +235,10 @@ INLINE void store_floats(float *p, floats v, int past_cache) {
     memcpy(p, v.at, sizeof v);
 }
 
+INLINE floats add(floats a, floats b) {
+    EACH a.at[i] += b.at[i];
+    return a;
+}
 INLINE floats subtract(floats a, floats b) {
     EACH a.at[i] -= b.at[i];
     return a;
@@ -243,8 +247,8 @@ INLINE floats multiply(floats a, floats b) {
     EACH a.at[i] *= b.at[i];
     return a;
 }
-/* x * y - z, of products that a float holds exactly: one rounding or two make the same sum. */
-INLINE floats product_less(floats x, floats y, floats z) { return subtract(multiply(x, y), z); }
+/* x * y + z, of products that a float holds exactly: one rounding or two make the same sum. */
+INLINE floats product_plus(floats x, floats y, floats z) { return add(multiply(x, y), z); }
 INLINE floats from_unsigned(bytes v) {
     floats r;
     EACH r.at[i] = v.at[i];
@@ -293,9 +297,11 @@ INLINE void store_halves(uint16_t *p, floats v, int past_cache) {
     EACH p[i] = float_to_half(v.at[i]);
 }
 
-/* NaNs must be canonical. */
-INLINE void store_bfloats(uint16_t *p, floats v, int past_cache) {
-    (void)past_cache;
+/* NaNs must be canonical. `finite`, a constant, promises that v has none, nor infinities, and that its numbers are zero
+ * or between 2^-100 and 2^100 in size; enum { FINITE_IS_FASTER } says whether the lanes round such v another way. */
+enum { FINITE_IS_FASTER = 0 };
+INLINE void store_bfloats(uint16_t *p, floats v, int finite, int past_cache) {
+    (void)finite, (void)past_cache;
     EACH p[i] = float_to_bf16(v.at[i]);
 }
 
@@ -305,7 +311,8 @@ INLINE words words_of_halves(floats v) {
     EACH16 r.at[i] = float_to_half(v.at[i]);
     return r;
 }
-INLINE words words_of_bfloats(floats v) {
+INLINE words words_of_bfloats(floats v, int finite) {
+    (void)finite;
     words r;
     EACH16 r.at[i] = float_to_bf16(v.at[i]);
     return r;
