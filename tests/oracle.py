@@ -38,10 +38,12 @@ EDGE_HALVES = np.array(
 
 
 def make_blocks(qtype: QType, rng: np.random.Generator, count: int = 40) -> np.ndarray:
-    """`count` random blocks, then blocks with every scale of the edge cases: uint8 (n, block bytes)."""
-    edges = rng.integers(0, 256, (len(EDGE_HALVES), qtype.block_bytes), np.uint8)
-    for at in HALF_SCALES.get(qtype, []):
-        edges[:, at : at + 2] = EDGE_HALVES.astype("<u2")[:, None].view(np.uint8)
+    """`count` random blocks, then blocks with scales of the edge cases, every two together: uint8 (n, block bytes)."""
+    places = HALF_SCALES.get(qtype, [])
+    halves = np.stack(np.meshgrid(*[EDGE_HALVES] * max(len(places), 1)), axis=-1).reshape(-1, max(len(places), 1))
+    edges = rng.integers(0, 256, (len(halves), qtype.block_bytes), np.uint8)
+    for i, at in enumerate(places):
+        edges[:, at : at + 2] = np.ascontiguousarray(halves[:, i, None].astype("<u2")).view(np.uint8)
     if qtype == QType.MXFP4:
         edges = rng.integers(0, 256, (256, 17), np.uint8)
         edges[:, 0] = np.arange(256)
