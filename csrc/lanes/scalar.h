@@ -259,7 +259,9 @@ INLINE floats from_signed(bytes v) {
     EACH r.at[i] = (int8_t)v.at[i];
     return r;
 }
-/* from_unsigned(nibbles(p)), which lanes may have a shorter way for. */
+/* from_unsigned(nibbles(p)), which lanes may have a shorter way for. In L2 (Zen 5, gcc 12) it takes Q4_0, Q4_1 and Q4_K
+ * from 18.8, 18.7 and 20.6 to 21.9, 25.0 and 25.5 Gweights/s with AVX2, from 30.8, 33.0 and 33.3 to 39.2, 42.2 and 35.8
+ * with AVX-512. */
 INLINE floats floats_of_nibbles(const void *p) { return from_unsigned(nibbles(p)); }
 /* The first sixteen of both; the last sixteen of both. */
 INLINE floats first_halves(floats x, floats y) {
