@@ -110,6 +110,16 @@ def test_merged_with_its_keys_as_llama_gguf_split_leaves_them(
     assert digests(tmp_path / "whole") == recorded["merge"][case]
 
 
+def test_the_count_of_a_merged_file_stands_last(model: Path, tmp_path: Path, recorded: dict) -> None:
+    """llama-quantize's shards have it in the middle."""
+    for folder in ("parts", "kept", "whole"):
+        (tmp_path / folder).mkdir()
+    split(model, tmp_path / "parts" / "part", **SPLITS["tensors"][1], sync=False)
+    requantize(first_of(tmp_path / "parts"), tmp_path / "kept" / "q.gguf", "Q4_K_M", keep_split=True, sync=False)
+    merge(first_of(tmp_path / "kept"), tmp_path / "whole" / "whole.gguf", keep_split_keys=True, sync=False)
+    assert digests(tmp_path / "whole") == recorded["merge"]["quantized"]
+
+
 def test_a_file_that_is_no_shard_is_not_merged(model: Path, tmp_path: Path) -> None:
     with pytest.raises(GGUFError, match=r"no shard of a set"):
         merge(model, tmp_path / "out.gguf")
@@ -148,6 +158,9 @@ def record(programs: Path) -> None:
             (top / "quantize" / case).mkdir(parents=True)
             source = model if shards is None else first_of(top / "split" / shards)
             run(programs / "llama-quantize", *options, source, top / "quantize" / case / "q.gguf", mix, 2)
+        (top / "merge" / "quantized").mkdir()
+        shard = first_of(top / "quantize" / "shards kept")
+        run(programs / "llama-gguf-split", "--merge", shard, top / "merge" / "quantized" / "whole.gguf")
         for part, cases in found.items():
             cases.update({case.name: digests(case) for case in sorted((top / part).iterdir())})
     RECORDED.write_text(json.dumps(found, indent=1) + "\n")
