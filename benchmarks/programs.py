@@ -1,8 +1,9 @@
-"""What the patched `gguf` package gains whole programs: results/programs.{json,md}.
+"""What the patched `gguf` package gains whole programs: results/programs.{json,md}, and the table in docs/drop-in.md.
 
 Each figure is the time, or memory, of one program in processes of its own, plain and with ggufx, the files in the page
-cache and the modules imported; the fastest of a few runs. ``--model FILE`` is the real model (Gemma-3 270M as Q4_K_M).
-``--rows`` measures some rows anew and keeps the others; whatever isn't installed is left out, and said so.
+cache and the modules imported; the fastest of two runs plain, of five with ggufx. ``--model FILE`` is the real model
+(Gemma-3 270M as Q4_K_M). Results are written by one run of everything, about six minutes with at most 5 GB of memory;
+``--rows`` and ``--quick`` only show theirs, unless ``--out`` says where to. What isn't installed is left out, and said.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
+from datetime import datetime, timezone
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,10 @@ import report
 from ggufx import Writer
 
 HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "drop-in.md"
+PACKAGES = ("gguf", "transformers", "tokenizers", "torch", "diffusers", "accelerate")
+RUNS = {"plain": 2}
+RUNS_WITH = 5
 
 # Bodies that define once(), with `path` set; the time of the fastest of `runs` calls counts.
 HEAD = """
@@ -67,7 +75,28 @@ def once():
     for tensor in reader.tensors:
         decode(tensor.data, tensor.tensor_type)
 """
+LAYER = """
+import numpy as np, torch
+import gguf
+from diffusers.quantizers.gguf import utils
+if way != "plain":
+    from ggufx.integrations import diffusers
+    diffusers.install()
+raw = np.fromfile(path, np.uint8)[-(4096 * 56 * 144) :].reshape(4096, 56 * 144)
+weight = utils.GGUFParameter(torch.from_numpy(raw), quant_type=gguf.GGMLQuantizationType.Q4_K)
+def once():
+    return utils.dequantize_gguf_tensor(weight)
+"""
 NEWER = MODEL.replace("DTYPE", "torch.float32").replace("gemma3 import modeling_gemma3", "lfm2 import modeling_lfm2")
+# The same file through the older loader, which still knows its architecture.
+OLDER = (
+    NEWER
+    + """
+from transformers.quantizers import quantizer_gguf
+quantizer_gguf.is_gguf_arch_supported = lambda architecture: False
+"""
+)
+LFM2 = "LFM2 of 0.5 G weights as Q4_K, float32"
 BODIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "transformers: model, float32": ("model", MODEL.replace("DTYPE", "torch.float32"), ("patched", "direct")),
     "transformers: model, bfloat16": ("model", MODEL.replace("DTYPE", "torch.bfloat16"), ("patched", "direct")),
@@ -96,8 +125,10 @@ def once():
 """,
         ("patched",),
     ),
-    "transformers' newer loader: LFM2 of 0.5 G weights as Q4_K, float32": ("lfm2", NEWER, ("patched",)),
+    f"transformers' newer loader: {LFM2}": ("lfm2", NEWER, ("patched",)),
+    f"transformers' older loader: {LFM2}": ("lfm2", OLDER, ("patched", "direct")),
     "GGUFReader": ("model", "from gguf import GGUFReader\ndef once():\n    return GGUFReader(path)\n", ("patched",)),
+    "diffusers: a layer's weights in each forward pass, Q4_K to float16, opt-in": ("blocks", LAYER, ("patched",)),
     "dequantize, every tensor of the real model": ("model", DECODE, ("patched",)),
     "dequantize, 2 GiB of Q4_K": ("blocks", DECODE, ("patched",)),
 }
@@ -166,77 +197,144 @@ def make_lfm2(path: Path) -> None:
             w.add(f"{name}.weight", np.ones(size, np.float32))
 
 
-def run(code: str, path: Path, way: str, runs: int) -> dict[str, Any]:
-    """Measure one way in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path), way, str(runs)], capture_output=True, text=True, cwd=HERE
-    )
+def run(code: str, path: Path, way: str, runs: int, empty: Path) -> dict[str, Any]:
+    """Measure one way in a process of its own, in an empty folder: Python imports from the one it runs in."""
+    command = [sys.executable, "-c", code, str(path), way, str(runs)]
+    # What the variable would patch, a plain run must not have.
+    env = {k: v for k, v in os.environ.items() if k != "GGUFX_COMPAT"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=empty, env=env)
     if done.returncode:
-        return {"way": way, "error": done.stderr.strip().splitlines()[-1]}
+        return {"way": way, "error": (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]}
     measured: dict[str, Any] = {"way": way} | json.loads(done.stdout.strip().splitlines()[-1])
     return measured
 
 
-def run_dump(path: Path, setting: str, runs: int) -> float:
+def warm(path: Path) -> None:
+    """Read a file into the page cache."""
+    with open(path, "rb") as f:
+        while f.read(1 << 24):
+            pass
+
+
+def run_dump(path: Path, setting: str, runs: int, empty: Path) -> float:
     """Seconds of gguf-dump as a process."""
     env = os.environ | {"GGUFX_COMPAT": setting}
     best = float("inf")
     for _ in range(runs):
         start = time.perf_counter()
         command = [sys.executable, *PROCESS.split(), str(path)]
-        subprocess.run(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+        subprocess.run(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, cwd=empty)
         best = min(best, time.perf_counter() - start)
     return best
+
+
+def versions() -> dict[str, str]:
+    """Of the packages measured."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 def main() -> int:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", type=Path, help="the real model")
-    parser.add_argument("--rows", action="append", help="only rows whose name contains this; repeatable")
+    parser.add_argument("--rows", action="append", help="only rows whose name contains this, to look at; repeatable")
     parser.add_argument("--gib", type=float, default=2, help="size of the made file of Q4_K (default: 2)")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "programs")
+    parser.add_argument("--quick", action="store_true", help="one run each, a small made file: tries the script out")
+    parser.add_argument("--out", type=Path, help="where to write, without suffix (default: results/programs)")
     arguments = parser.parse_args()
     picked = arguments.rows or [""]
     rows: list[dict[str, Any]] = []
+    began, start = datetime.now(timezone.utc), time.perf_counter()
+    gibibytes = 0.1 if arguments.quick else arguments.gib
+
+    def runs_of(way: str) -> int:
+        return 1 if arguments.quick else RUNS.get(way, RUNS_WITH)
 
     def note(name: str, unit: str, measured: list[dict[str, Any]]) -> None:
         rows.append({"program": name, "unit": unit, "ways": measured})
         print(rows[-1], flush=True)
 
+    model = None if arguments.model is None else arguments.model.resolve()
+    if model is not None:
+        warm(model)
     with tempfile.TemporaryDirectory(prefix="ggufx-programs-") as folder:
-        made, lfm2 = Path(folder) / "model.gguf", Path(folder) / "lfm2.gguf"
+        made, lfm2, empty = (Path(folder) / name for name in ("model.gguf", "lfm2.gguf", "empty"))
+        empty.mkdir()
         for name, (kind, body, ways) in BODIES.items():
-            if not any(part in name for part in picked) or (kind == "model" and arguments.model is None):
+            if not any(part in name for part in picked) or (kind == "model" and model is None):
                 continue
-            if kind == "blocks" and not made.exists():
-                make(made, arguments.gib)
-            if kind == "lfm2":
+            path = {"blocks": made, "lfm2": lfm2}.get(kind) or model
+            assert path is not None
+            if not path.exists() and path == made:
+                make(made, gibibytes)
+            elif not path.exists():
                 make_lfm2(lfm2)
-            path = {"blocks": made, "lfm2": lfm2}.get(kind) or arguments.model.resolve()
-            note(name, "s", [run(HEAD + body + TIMED, path, w, 1 if w == "plain" else 5) for w in ("plain", *ways)])
-        if arguments.model is not None:
-            model = arguments.model.resolve()
+            note(name, "s", [run(HEAD + body + TIMED, path, w, runs_of(w), empty) for w in ("plain", *ways)])
+        if model is not None:
             if any(part in "memory of a header" for part in picked):
-                note("memory of a header", "B", [run(HEAD + MEMORY, model, way, 1) for way in ("plain", "patched")])
+                note(
+                    "memory of a header",
+                    "B",
+                    [run(HEAD + MEMORY, model, way, 1, empty) for way in ("plain", "patched")],
+                )
             if any(part in "gguf-dump, the process" for part in picked):
                 dumps = [
-                    {"way": w, "value": run_dump(model, s, n)} for w, s, n in (("plain", "0", 2), ("patched", "1", 5))
+                    {"way": w, "value": run_dump(model, s, runs_of(w), empty)}
+                    for w, s in (("plain", "0"), ("patched", "1"))
                 ]
                 note("gguf-dump, the process", "s", dumps)
-    measured = {"machine": report.machine(), "rows": rows}
-    if arguments.rows and arguments.out.with_suffix(".json").exists():
-        others = json.loads(arguments.out.with_suffix(".json").read_text())["rows"]
-        again = {row["program"] for row in rows}
-        measured["rows"] = [row for row in others if row["program"] not in again] + rows
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.with_suffix(".json").write_text(json.dumps(measured, indent=1) + "\n")
-    arguments.out.with_suffix(".md").write_text(markdown(measured))
-    return 0
+    measured = {
+        "machine": report.machine(),
+        "versions": versions(),
+        "run": {
+            "began": began.isoformat(timespec="seconds"),
+            "seconds": round(time.perf_counter() - start),
+            "command": " ".join(["programs.py", *(a if a.startswith("-") else Path(a).name for a in sys.argv[1:])]),
+            "in_one_run": True,
+            # Of the largest process; Linux counts in KiB. The files' own pages in the cache are part of it.
+            "peak_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+        },
+        "rows": rows,
+    }
+    print(markdown(measured))
+    # What isn't installed is no failure.
+    failed = any("No module" not in way.get("error", "No module") for row in rows for way in row["ways"])
+    whole = not arguments.rows and not arguments.quick and model is not None
+    if arguments.out is None and not whole:
+        print("not written: this wasn't everything")
+        return failed
+    out = arguments.out or HERE / "results" / "programs"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.with_suffix(".json").write_text(json.dumps(measured, indent=1) + "\n")
+    out.with_suffix(".md").write_text(markdown(measured))
+    if arguments.out is None:
+        text = PAGE.read_text()
+        PAGE.write_text(text[: text.index(HEADING)] + section(measured))
+    return failed
 
 
-def markdown(measured: dict[str, Any]) -> str:
-    """One line per program."""
+HEADING = "## Measured\n"
+
+
+def conditions(measured: dict[str, Any]) -> list[str]:
+    """Tell what it was measured on, in lines of text."""
+    m, v, run = measured["machine"], measured["versions"], measured["run"]
+    return [
+        f"{m['cpu']}, {m['cores']} cores, {m['compiler']}, Python {m['python']}, numpy {m['numpy']}, gguf {v['gguf']},",
+        f"transformers {v['transformers']}, torch {v['torch']}, diffusers {v['diffusers']}, commit {m['commit']},",
+        f"{run['began'][:10]}; everything in one run. The files lie in the page cache, the modules are imported; the",
+        "fastest of two runs without ggufx, of five with it.",
+    ]
+
+
+def table(measured: dict[str, Any]) -> list[str]:
+    """One line per program and way."""
 
     def show(value: float, unit: str) -> str:
         if unit == "B":
@@ -255,18 +353,26 @@ def markdown(measured: dict[str, Any]) -> str:
                 f"| {row['program']}{direct} | {show(plain['value'], row['unit'])} | {show(way['value'], row['unit'])} "
                 f"| {plain['value'] / way['value']:.3g} |"
             )
-    m = measured["machine"]
-    return "\n".join(
-        [
-            "# Programs with and without ggufx.compat",
-            "",
-            f"{m['cpu']}, {m['compiler']}, Python {m['python']}, numpy {m['numpy']}, commit {m['commit']}.",
-            "Files in the page cache, modules imported, first of one (plain) or fastest of five.",
-            "",
-            *lines,
-            "",
-        ]
+    both = [way for row in measured["rows"] if row["program"].endswith(LFM2) for way in row["ways"] if "value" in way]
+    theirs, ours = ([w["value"] for w in both if (w["way"] == "plain") == is_plain] for is_plain in (True, False))
+    if len(theirs) == 2 and ours:
+        best = f"{show(min(theirs), 's')} | {show(min(ours), 's')} | {min(theirs) / min(ours):.3g}"
+        lines.append(f"| transformers' faster loader beside the fastest with ggufx: {LFM2} | {best} |")
+    return lines
+
+
+def markdown(measured: dict[str, Any]) -> str:
+    """Everything, as a page."""
+    heading = "# Programs with and without ggufx.compat"
+    return "\n".join([heading, "", *conditions(measured), "", *table(measured), ""])
+
+
+def section(measured: dict[str, Any]) -> str:
+    """The last section of the documentation's page."""
+    about = (
+        "The real model is Gemma-3 270M as Q4_K_M (253 MB, 262,144 tokens). `benchmarks/programs.py` measures it again."
     )
+    return "\n".join([HEADING, *conditions(measured), about, "", *table(measured), ""])
 
 
 if __name__ == "__main__":

@@ -44,9 +44,16 @@ def test_decode(tmp_path):
     assert "| Q4_K |" in (tmp_path / "r.md").read_text()
 
 
-@pytest.mark.parametrize("script", ["opening.py", "loading.py", "quantize.py"])
-def test_quick(script, tmp_path):
-    extra = ["--readers", "ggufx,ggufx without the extension"] if script == "opening.py" else []
+@pytest.mark.parametrize(
+    ("script", "extra"),
+    [
+        ("opening.py", ["--readers", "ggufx,ggufx without the extension"]),
+        ("loading.py", []),
+        ("quantize.py", []),
+        ("programs.py", ["--rows", "GiB"]),
+    ],
+)
+def test_quick(script, extra, tmp_path):
     done = run(script, "--quick", "--out", tmp_path / "r", *extra)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
@@ -98,3 +105,13 @@ def test_wrong_values_are_not_counted(tmp_path):
     assert done.returncode == 1
     assert "WRONG VALUES" in done.stdout
     assert json.loads((tmp_path / "r.json").read_text())["rows"] == []
+
+
+def test_programs_page():
+    """The table in the documentation is the one that was measured."""
+    page = BENCHMARKS.parent / "docs" / "drop-in.md"
+    shown = page.read_text(encoding="utf-8").partition("## Measured")[2]
+    measured = (BENCHMARKS / "results" / "programs.md").read_text(encoding="utf-8")
+    tables = [[line for line in text.splitlines() if line.startswith("|")] for text in (shown, measured)]
+    assert len(tables[0]) > 10
+    assert tables[0] == tables[1]

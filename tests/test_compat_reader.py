@@ -59,7 +59,7 @@ def test_lists(good_files):
     for index in (200, -201):
         with pytest.raises(IndexError, match="list index out of range"):
             data[index]
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="list indices must be integers or slices, not str"):
         data["x"]
     with pytest.raises(TypeError):
         hash(data)

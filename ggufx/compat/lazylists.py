@@ -58,7 +58,11 @@ class LazyList(list):  # type: ignore[type-arg]
         n = len(items)
         if isinstance(index, slice):
             return [items[i] for i in range(*index.indices(n))]
-        i = operator.index(index)
+        try:
+            i = operator.index(index)
+        except TypeError:
+            kind = type(index).__name__
+            raise TypeError(f"list indices must be integers or slices, not {kind}") from None
         if i < 0:
             i += n
         if not 0 <= i < n:
