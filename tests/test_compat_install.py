@@ -324,3 +324,27 @@ def test_one_change_on_top_of_another():
         both[second].undo()
         assert (target.name, functions) == ("plain", {1: "one"})
     assert not patching._standing
+
+
+def test_a_reload_overwrites_what_was_set(caplog):
+    """Of a function that a reload has put back nothing is to be undone, and nobody else is blamed."""
+    patching._said.clear()
+    target, patches = ModuleType("target"), patching.Patches()
+    target.cls, target.function = object(), "plain"
+
+    def patch(patches):
+        patches.rely_on(lambda: target.cls)
+        patches.set(target, "function", "patched")
+        return "patched"
+
+    assert patches.apply("part", patch) == "patched"
+    assert not patches.moved()
+    target.cls, target.function = object(), "plain again"
+    assert patches.moved() == {"part"}
+    patches.apply("part", patch)
+    assert (target.function, patches.moved(), patches.overridden("part")) == ("patched", set(), [])
+    with caplog.at_level(logging.WARNING, "ggufx.compat"):
+        patches.undo()
+    assert target.function == "plain again"
+    assert not caplog.records
+    assert not patching._standing
