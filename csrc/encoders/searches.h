@@ -3,15 +3,7 @@
 #ifndef GGUFX_ENCODERS_SEARCHES_H
 #define GGUFX_ENCODERS_SEARCHES_H
 
-#define INLINE static inline __attribute__((always_inline))
-
-/* Before a loop of few, constant turns: -O2 doesn't unroll, and a search's bookkeeping costs as much as its sums. */
-#if defined(__clang__)
-#define UNROLL(n) _Pragma("unroll")
-#else
-#define PRAGMA(x) _Pragma(#x)
-#define UNROLL(n) PRAGMA(GCC unroll n)
-#endif
+#include "../compiler.h"
 
 #define TINY 1e-15f /* below this a group counts as zero; GROUP_MAX_EPS in ggml */
 

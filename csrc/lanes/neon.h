@@ -4,7 +4,7 @@
 
 #include <arm_neon.h>
 
-#include "inline.h"
+#include "nan.h"
 
 typedef uint8x16x2_t bytes;
 typedef uint8x16_t sixteen;
@@ -15,8 +15,8 @@ typedef struct {
 /* Sixteen 16-bit values as two byte tables, one of low and one of high bytes. */
 typedef uint8x16x2_t words;
 
-#define BOTH UNROLL for (int i = 0; i < 2; i++)
-#define EIGHT UNROLL for (int i = 0; i < 8; i++)
+#define BOTH UNROLL(2) for (int i = 0; i < 2; i++)
+#define EIGHT UNROLL(8) for (int i = 0; i < 8; i++)
 
 /* ---- thirty-two bytes ---- */
 

@@ -4,7 +4,7 @@
 #define GGUFX_LANES_SCALAR_H
 
 #include "../half.h"
-#include "inline.h"
+#include "nan.h"
 
 typedef struct {
     uint8_t at[32];

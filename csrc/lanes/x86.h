@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "inline.h"
+#include "nan.h"
 
 typedef __m256i bytes;
 typedef __m128i sixteen;

@@ -1,25 +1,15 @@
-/* The AVX2 encoders. A target pragma does what per-file compiler flags would, and keeps setup.py plain. */
-#include "../cpu.h"
+/* The AVX2 encoders. */
+#include "target.h"
 
 #if GGUFX_X86
-#include <immintrin.h>
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,bmi,bmi2,f16c")
-#endif
+TARGET_BEGIN(AVX2_FEATURES)
 
 #include "../lanes/wide_avx2.h"
 
 #define PATH avx2
 #include "encode_template.h"
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+TARGET_END
 #else
 typedef int ggufx_no_avx2_encoders; /* ISO C forbids an empty file */
 #endif

@@ -1,26 +1,15 @@
-/* The AVX-512 encoders. A target pragma does what per-file compiler flags would, and keeps setup.py plain. */
-#include "../cpu.h"
+/* The AVX-512 encoders. */
+#include "target.h"
 
 #if GGUFX_X86
-#include <immintrin.h>
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,bmi,bmi2,f16c,avx512f,avx512bw,avx512dq,avx512vl"))),         \
-                             apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,bmi,bmi2,f16c,avx512f,avx512bw,avx512dq,avx512vl")
-#endif
+TARGET_BEGIN(AVX512_FEATURES)
 
 #include "../lanes/wide_avx512.h"
 
 #define PATH avx512
 #include "encode_template.h"
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+TARGET_END
 #else
 typedef int ggufx_no_avx512_encoders; /* ISO C forbids an empty file */
 #endif
