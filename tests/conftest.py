@@ -16,6 +16,7 @@ from oracle import BLOCK_TYPES, FLOAT_TYPES, GGML_VERSION, Ggml
 
 import ggufx
 from ggufx import QType
+from ggufx import decode as decoding
 
 VECTORS = Path(__file__).parent / "vectors"
 PATHS = ("avx512", "avx2", "neon", "scalar", "numpy")
@@ -102,3 +103,9 @@ def good_files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         "not-utf8": File().add("bad", STRING, b"\xff").add("worse", ARRAY, Array(STRING, [b"ok", b"\xc3("] * 20)),
     }
     return [file.write(folder / f"{name}.gguf") for name, file in files.items()]
+
+
+@pytest.fixture
+def threads_pay_early(monkeypatch):
+    """A quarter of the values that would make a thread pay, so that samples can be small."""
+    monkeypatch.setattr(decoding, "VALUES_PER_THREAD", 1 << 19)

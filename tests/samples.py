@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-from oracle import make_blocks
+from oracle import assert_same_bits, make_blocks
 
 from ggufx import QType
 from ggufx.reference import decode as reference
@@ -45,3 +45,17 @@ def sample(qtype: QType, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     """Return :func:`blocks_of` and what they decode to."""
     blocks = blocks_of(qtype)
     return blocks, specified(blocks, qtype, dtype)
+
+
+@functools.lru_cache(maxsize=1)
+def large_sample(qtype: QType, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks that decode to over 4 MiB in any dtype, enough for three threads, an odd number of them."""
+    blocks, values = sample(qtype, dtype)
+    pick = np.random.default_rng(1).integers(0, len(blocks), 2_200_000 // qtype.block_size | 1)
+    return blocks[pick], values[pick]
+
+
+def assert_same(got: np.ndarray, want: np.ndarray, label: str = "") -> None:
+    bits = f"u{want.dtype.itemsize}"
+    if got.shape != want.shape or got.dtype != want.dtype or not np.array_equal(got.view(bits), want.view(bits)):
+        assert_same_bits(got, want, label)  # lets NaN equal any NaN, which takes its time
