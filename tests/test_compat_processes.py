@@ -69,3 +69,31 @@ def test_fork_and_spawn(good_files, tmp_path):
     program.write_text(FORKING)
     done = run("-W", "ignore", program, good_files[0], timeout=100)
     assert done.stdout == "done\n", done.stderr
+
+
+HOLDING = """
+import os, signal, threading, ggufx.compat as compat
+held, done = threading.Event(), threading.Event()
+def hold():
+    with compat._lock:
+        held.set()
+        done.wait()
+thread = threading.Thread(target=hold, daemon=True)
+thread.start()
+held.wait()
+child = os.fork()
+if not child:
+    signal.alarm(20)  # ends a child that waits
+    compat.install()
+    os._exit(0 if compat.status().installed else 1)
+assert os.waitpid(child, 0)[1] == 0
+done.set()
+thread.join()
+print("done")
+"""
+
+
+def test_fork_while_another_thread_installs():
+    """The child doesn't wait for a thread that it doesn't have."""
+    done = run("-W", "ignore", "-c", HOLDING, timeout=60)
+    assert done.stdout == "done\n", done.stderr

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -80,6 +81,17 @@ class _Done(NamedTuple):
 
 
 _lock = threading.RLock()
+
+
+def _after_fork() -> None:
+    """Another thread may have held the lock, and doesn't exist here."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
 _active = False
 _done: dict[str, _Done] = {}
 
