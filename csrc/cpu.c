@@ -6,9 +6,9 @@
 
 /* The bits are those of the Intel SDM, volume 2, CPUID leaves 1 and 7, and of XCR0 (volume 1, chapter 13). */
 enum { FMA = 1 << 12, OSXSAVE = 1 << 27, AVX = 1 << 28, F16C = 1 << 29 }; /* leaf 1, ecx */
-enum { BMI1 = 1 << 3, AVX2 = 1 << 5, BMI2 = 1 << 8 };            /* leaf 7, ebx */
-enum { F = 1 << 16, DQ = 1 << 17, BW = 1 << 30, VL = 1u << 31 }; /* leaf 7, ebx: AVX-512 */
-enum { STATE_AVX = 0x06, STATE_AVX512 = 0xE6 };                  /* XCR0: xmm, ymm; opmask, zmm low, zmm high */
+enum { BMI1 = 1 << 3, AVX2 = 1 << 5, BMI2 = 1 << 8 };                     /* leaf 7, ebx */
+enum { F = 1 << 16, DQ = 1 << 17, BW = 1 << 30, VL = 1u << 31 };          /* leaf 7, ebx: AVX-512 */
+enum { STATE_AVX = 0x06, STATE_AVX512 = 0xE6 }; /* XCR0: xmm, ymm; opmask, zmm low, zmm high */
 
 static int has(unsigned leaf7_ebx, unsigned state) {
     unsigned a, b, c, d, xcr0, high;

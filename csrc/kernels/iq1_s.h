@@ -17,7 +17,7 @@ INLINE void decode_iq1_s(const block_iq1_s *b, sink y) {
         const unsigned h = u16_at(b->qh + 2 * k);
         const bytes codes = join8(iq1s_codes[q[0] | (h << 8 & 1792)], iq1s_codes[q[1] | (h << 5 & 1792)],
                                   iq1s_codes[q[2] | (h << 2 & 1792)], iq1s_codes[q[3] | (h >> 1 & 1792)]);
-        const levels t = scaled_levels(y, iq1_levels, d * (float)(2 * (h >> 12 & 7) + 1));
+        const levels t = scaled_levels(y, iq1_levels, 1, d * (float)(2 * (h >> 12 & 7) + 1));
         put_scaled(y, 32 * k, t, either(codes, every_byte(h >> 15 << 2)));
     }
 }

@@ -17,7 +17,7 @@ INLINE void decode_iq2_xxs(const block_iq2_xxs *b, sink y) {
         const uint8_t *const q = b->qs + 8 * k;
         const uint32_t s = u32_at(q + 4);
         const bytes codes = join8(iq2xxs_codes[q[0]], iq2xxs_codes[q[1]], iq2xxs_codes[q[2]], iq2xxs_codes[q[3]]);
-        const levels t = scaled_levels(y, iq2_levels, d * (float)((s >> 28) * 2 + 1));
+        const levels t = scaled_levels(y, iq2_levels, 1, d * (float)((s >> 28) * 2 + 1));
         put_scaled(y, 32 * k, t, either(codes, four_signs(iq2_sign_index, s)));
     }
 }

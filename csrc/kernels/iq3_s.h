@@ -23,7 +23,7 @@ INLINE void decode_iq3_s(const block_iq3_s *b, sink y) {
             join4(iq3s_codes[(uint16_t)i], iq3s_codes[(uint16_t)(i >> 16)], iq3s_codes[(uint16_t)(i >> 32)],
                   iq3s_codes[i >> 48], iq3s_codes[(uint16_t)j], iq3s_codes[(uint16_t)(j >> 16)],
                   iq3s_codes[(uint16_t)(j >> 32)], iq3s_codes[j >> 48]);
-        put_scaled(y, 32 * k, scaled_levels(y, iq3s_levels, d[k / 2 + k % 2 * 4]),
+        put_scaled(y, 32 * k, scaled_levels(y, iq3s_levels, 0, d[k / 2 + k % 2 * 4]),
                    add_where(codes, u32_at(b->signs + 4 * k), 8));
     }
 }

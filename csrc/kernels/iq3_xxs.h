@@ -18,7 +18,7 @@ INLINE void decode_iq3_xxs(const block_iq3_xxs *b, sink y) {
         const uint32_t s = u32_at(b->signs + 4 * k);
         const bytes codes = join4(iq3xxs_codes[q[0]], iq3xxs_codes[q[1]], iq3xxs_codes[q[2]], iq3xxs_codes[q[3]],
                                   iq3xxs_codes[q[4]], iq3xxs_codes[q[5]], iq3xxs_codes[q[6]], iq3xxs_codes[q[7]]);
-        const levels t = scaled_levels(y, iq3xxs_levels, d * (float)((s >> 28) * 2 + 1));
+        const levels t = scaled_levels(y, iq3xxs_levels, 0, d * (float)((s >> 28) * 2 + 1));
         put_scaled(y, 32 * k, t, either(codes, four_signs(iq3_sign_index, s)));
     }
 }

@@ -9,7 +9,7 @@ typedef struct {
 INLINE int finite_iq4_nl(const block_iq4_nl *b) { return half_is_finite(b->d); }
 
 INLINE void decode_iq4_nl(const block_iq4_nl *b, sink y) {
-    put_scaled(y, 0, scaled_levels(y, kvalues_iq4nl, half_at(y, b->d)), nibbles(b->qs));
+    put_scaled(y, 0, scaled_levels(y, kvalues_iq4nl, 0, half_at(y, b->d)), nibbles(b->qs));
 }
 
 #endif

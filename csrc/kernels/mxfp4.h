@@ -11,7 +11,7 @@ typedef struct {
 INLINE int finite_mxfp4(const block_mxfp4 *b) { return (void)b, 0; }
 
 INLINE void decode_mxfp4(const block_mxfp4 *b, sink y) {
-    put_scaled(y, 0, scaled_levels(y, kvalues_mxfp4, float_at(&e8m0_half_bits[b->e])), nibbles(b->qs));
+    put_scaled(y, 0, scaled_levels(y, kvalues_mxfp4, 0, float_at(&e8m0_half_bits[b->e])), nibbles(b->qs));
 }
 
 #endif

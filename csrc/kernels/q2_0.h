@@ -12,7 +12,7 @@ static const int8_t crumb_levels[32] = {-1, 0, 1, 2, 0, 0, 0, 0, 1, 0, 0, 0, 2, 
 INLINE int finite_q2_0(const block_q2_0 *b) { return half_is_finite(b->d); }
 
 INLINE void decode_q2_0(const block_q2_0 *b, sink y) {
-    const levels t = scaled_levels(y, crumb_levels, half_at(y, b->d));
+    const levels t = scaled_levels(y, crumb_levels, 0, half_at(y, b->d));
     put_scaled(y, 0, t, crumbs(b->qs));
     put_scaled(y, 32, t, crumbs(b->qs + 8));
 }

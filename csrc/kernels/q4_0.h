@@ -15,7 +15,7 @@ INLINE void decode_q4_0(const block_q4_0 *b, sink y) {
     if (y.dtype == GGUFX_F32)
         put(y, 0, multiply(subtract(floats_of_nibbles(b->qs), every(8)), every(d)));
     else
-        put_scaled(y, 0, scaled_levels(y, q4_0_values, d), nibbles(b->qs));
+        put_scaled(y, 0, scaled_levels(y, q4_0_values, 0, d), nibbles(b->qs));
 }
 
 #endif

@@ -25,7 +25,7 @@ INLINE uint32_t four_thrice(uint32_t v) {
 INLINE int finite_tq1_0(const block_tq1_0 *b) { return half_is_finite(b->d); }
 
 INLINE void decode_tq1_0(const block_tq1_0 *b, sink y) {
-    const levels t = scaled_levels(y, tq1_0_values, half_at(y, b->d));
+    const levels t = scaled_levels(y, tq1_0_values, 1, half_at(y, b->d));
     bytes v = minus(load_bytes(b->qs), 128);
     for (int n = 0; n < 5; n++, v = thrice(v)) put_scaled(y, 32 * n, t, digit(v));
 

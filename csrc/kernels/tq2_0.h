@@ -11,7 +11,7 @@ static const int8_t tq2_0_values[32] = {-1, 0, 1, 2};
 INLINE int finite_tq2_0(const block_tq2_0 *b) { return half_is_finite(b->d); }
 
 INLINE void decode_tq2_0(const block_tq2_0 *b, sink y) {
-    const levels t = scaled_levels(y, tq2_0_values, half_at(y, b->d));
+    const levels t = scaled_levels(y, tq2_0_values, 1, half_at(y, b->d));
     for (int half = 0; half < 2; half++) {
         const bytes q = load_bytes(b->qs + 32 * half);
         put_scaled(y, 128 * half, t, field(q, 0, 3));

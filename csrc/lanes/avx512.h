@@ -102,6 +102,15 @@ INLINE floats load_signed(const void *p) {
                     _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(v + 1)))};
 }
 
+/* The levels are multiplied, not the values. */
+INLINE floats scaled_codes(const int8_t *values, bytes codes, floats d, int few) {
+    const __m512 level = load_signed(values).a;
+    (void)few;
+    return (floats){
+        _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm256_castsi256_si128(codes)), _mm512_mul_ps(level, d.a)),
+        _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm256_extracti128_si256(codes, 1)), _mm512_mul_ps(level, d.b))};
+}
+
 INLINE floats load_halves(const void *p) {
     const __m256i *h = p;
     return (floats){_mm512_cvtph_ps(_mm256_loadu_si256(h)), _mm512_cvtph_ps(_mm256_loadu_si256(h + 1))};

@@ -107,6 +107,7 @@ INLINE void store_odd_scales(float *out, const uint8_t *scales, float d) {
 
 typedef struct {
     const int8_t *values; /* 16 levels of 8 bits, and 16 bytes that are never looked up */
+    int few;              /* at most eight levels */
     floats d;
     words table;
 } levels;
@@ -116,9 +117,10 @@ INLINE words table_of(sink y, floats v) {
 }
 
 /* values[code] * d */
-INLINE levels scaled_levels(sink y, const int8_t *values, float d) {
+INLINE levels scaled_levels(sink y, const int8_t *values, int few, float d) {
     levels t;
     t.values = values;
+    t.few = few;
     t.d = every(d);
     if (y.dtype != GGUFX_F32) t.table = table_of(y, multiply(load_signed(values), t.d));
     return t;
@@ -129,6 +131,7 @@ INLINE levels scaled_levels(sink y, const int8_t *values, float d) {
 INLINE levels scaled_level_pair(sink y, const int8_t *values, float d, float e) {
     levels t;
     t.values = values;
+    t.few = 1;
     t.d = pair(d, e);
     if (y.dtype != GGUFX_F32) t.table = table_of(y, multiply(load_signed(values), eights(d, e)));
     return t;
@@ -137,7 +140,7 @@ INLINE bytes bit3_in_second_half(void) { return pair_of_bytes(0, 8); }
 
 INLINE void put_scaled(sink y, int i, levels t, bytes codes) {
     if (y.dtype == GGUFX_F32)
-        put(y, i, multiply(from_signed(lookup(t.values, codes)), t.d));
+        put(y, i, scaled_codes(t.values, codes, t.d, t.few));
     else
         put_words(y, i, t.table, codes);
 }

@@ -236,6 +236,10 @@ INLINE floats second_halves(floats x, floats y) {
     EIGHT r.at[i] = i < 4 ? x.at[i + 4] : y.at[i];
     return r;
 }
+INLINE floats scaled_codes(const int8_t *values, bytes codes, floats d, int few) {
+    (void)few;
+    return multiply(from_signed(lookup(values, codes)), d);
+}
 INLINE floats load_signed(const void *p) { return from_signed(load_bytes(p)); }
 INLINE floats load_halves(const void *p) {
     floats r;
