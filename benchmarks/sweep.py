@@ -1,7 +1,7 @@
 """The sweeps behind decode.py's and driver.c's constants: results/sweep.{json,md}.
 
 - Through the cache or past it, for outputs from 256 KiB to 64 MiB, into touched memory (STREAM_BYTES).
-- One thread or two, for 64 Ki to 16 Mi values (VALUES_PER_THREAD).
+- One thread or two, for 64 Ki to 64 Mi values, into touched memory and fresh (VALUES_PER_THREAD).
 - The cost of a call on one block.
 - Two threads together on 64 Mi values, against both cores filling the same memory with streaming stores.
 """
@@ -25,6 +25,15 @@ import ggufx.decode as decoding
 from ggufx import QType, _dispatch
 
 TYPES = (QType.Q4_K, QType.Q8_0, QType.IQ2_XXS)
+# Bound by memory and bound by the kernel, into memory that is there and into memory that the system has yet to give.
+THREADED = (
+    (QType.Q4_K, "float32", "touched"),
+    (QType.Q4_K, "float32", "fresh"),
+    (QType.Q4_K, "bfloat16", "touched"),
+    (QType.IQ3_S, "float32", "touched"),
+    (QType.IQ3_S, "float32", "fresh"),
+    (QType.IQ3_S, "bfloat16", "touched"),
+)
 HERE = Path(__file__).resolve().parent
 
 
@@ -60,19 +69,23 @@ def main() -> int:
         result["stream"].append([kib, *cells])
         lines.append(f"| {kib} KiB | " + " | ".join(f"{c:.1f}" for c in cells) + " |")
 
-    lines += ["", "## One thread or two", "", "Gweights/s of float32.", ""]
-    lines += ["| values | " + " | ".join(f"{t.name} one | two" for t in TYPES) + " |"]
-    lines += ["|---" * (1 + 2 * len(TYPES)) + "|"]
+    lines += ["", "## One thread or two", "", "Gweights/s.", ""]
+    lines += ["| values | " + " | ".join(f"{t.name} {d} {m}: one | two" for t, d, m in THREADED) + " |"]
+    lines += ["|---" * (1 + 2 * len(THREADED)) + "|"]
     result["threads"] = []
     least = decoding.VALUES_PER_THREAD
-    for n in (1 << k for k in range(16, 25)):
-        out = touched(4 * n).view(np.float32)
+    for n in (1 << k for k in (16, 18, 20, 21, 22, 23, 24, 26)):
+        memory = touched(4 * n)
         cells = []
-        for qtype in TYPES:
+        for qtype, dtype, kind in THREADED:
             src = _blocks(qtype, n)
+            out = None if kind == "fresh" else memory.view(np.float32 if dtype == "float32" else np.uint16)[:n]
             for threads in (1, 2):
                 decoding.VALUES_PER_THREAD = 1 << 12  # type: ignore[misc]
-                seconds = best(lambda: ggufx.dequantize(src, qtype, out=out, threads=threads), 0.15).seconds  # noqa: B023
+                seconds = best(
+                    lambda: ggufx.dequantize(src, qtype, dtype=dtype, out=out, threads=threads),  # noqa: B023
+                    0.15,
+                ).seconds
                 cells.append(n / seconds / 1e9)
         decoding.VALUES_PER_THREAD = least  # type: ignore[misc]
         result["threads"].append([n, *cells])

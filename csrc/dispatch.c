@@ -1,16 +1,17 @@
-/* The paths, best first. Adding an instruction set: one row here, one file in paths/, one in lanes/. */
+/* The paths, best first. Adding an instruction set: one row here, two files in paths/, two in lanes/. */
 #include "cpu.h"
+#include "encode.h"
 #include "path.h"
 
 #if GGUFX_X86
-#define X86_PATH(p) (&(p))
+#define X86(p) (&ggufx_path_##p), (&ggufx_encoders_##p), ggufx_cpu_has_##p
 #else
-#define X86_PATH(p) NULL
+#define X86(p) NULL, NULL, NULL
 #endif
 #if GGUFX_NEON
-#define NEON_PATH(p) (&(p))
+#define NEON(p) (&ggufx_path_##p), (&ggufx_encoders_##p), always
 #else
-#define NEON_PATH(p) NULL
+#define NEON(p) NULL, NULL, NULL
 #endif
 
 static int always(void) { return 1; }
@@ -18,14 +19,15 @@ static int always(void) { return 1; }
 static const struct {
     const char *name, *lacking, *absent;
     const ggufx_path *path; /* NULL where this build is for another architecture */
+    const ggufx_encoders *encoders;
     int (*runs)(void);
 } paths[] = {
-    {"avx512", "this CPU or system lacks AVX-512 (F, BW, DQ, VL)", "built for another architecture than x86-64",
-     X86_PATH(ggufx_path_avx512), ggufx_cpu_has_avx512},
-    {"avx2", "this CPU or system lacks AVX2, BMI2 or F16C", "built for another architecture than x86-64",
-     X86_PATH(ggufx_path_avx2), ggufx_cpu_has_avx2},
-    {"neon", "", "built for another architecture than aarch64", NEON_PATH(ggufx_path_neon), always},
-    {"scalar", "", "", &ggufx_path_scalar, always},
+    {"avx512", "this CPU or system lacks AVX-512 (F, BW, DQ, VL) or what avx2 needs",
+     "built for another architecture than x86-64", X86(avx512)},
+    {"avx2", "this CPU or system lacks AVX2, BMI1, BMI2, F16C or FMA", "built for another architecture than x86-64",
+     X86(avx2)},
+    {"neon", "", "built for another architecture than aarch64", NEON(neon)},
+    {"scalar", "", "", &ggufx_path_scalar, &ggufx_encoders_scalar, always},
 };
 enum { PATHS = sizeof paths / sizeof *paths };
 
@@ -37,6 +39,8 @@ const char *ggufx_path_problem(int i) {
 }
 
 const ggufx_path *ggufx_path_at(int i) { return paths[i].path; }
+
+const ggufx_encoders *ggufx_encoders_at(int i) { return paths[i].encoders; }
 
 int ggufx_decodes(int type) {
     return type >= 0 && type < GGUFX_MAX_ID && ggufx_path_scalar.decode[type][0][GGUFX_F32] != NULL;

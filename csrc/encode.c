@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "cpu.h"
-#include "path.h"
 
 static const struct encoder_unit {
     int values, bytes, half[2];
@@ -14,23 +13,13 @@ static const struct encoder_unit {
 #undef GGUFX_ENCODER
 };
 
-static const ggufx_encoders *encoders_of(int path_index) {
-    const ggufx_path *path = ggufx_path_at(path_index);
-#if GGUFX_X86
-    if (path == &ggufx_path_avx512) return &ggufx_encoders_avx512;
-    if (path == &ggufx_path_avx2) return &ggufx_encoders_avx2;
-#endif
-#if GGUFX_NEON
-    if (path == &ggufx_path_neon) return &ggufx_encoders_neon;
-#endif
-    return &ggufx_encoders_scalar;
-}
-
 int ggufx_encodes(int type) {
     return type >= 0 && type < GGUFX_ENCODER_IDS && ggufx_encoders_scalar.encode[type] != NULL;
 }
 
-int ggufx_all_finite(int path_index, const float *x, size_t n) { return encoders_of(path_index)->all_finite(x, n); }
+int ggufx_all_finite(int path_index, const float *x, size_t n) {
+    return ggufx_encoders_at(path_index)->all_finite(x, n);
+}
 
 static int overflows(const uint8_t *block, int at) {
     if (at == -2) return (block[55] & 0x70) == 0x70 && (block[53] & 0xC0) == 0xC0;
@@ -42,7 +31,7 @@ enum { CHECKED = 2048 };
 
 size_t ggufx_encode(int path_index, int type, const float *x, const float *qw, const void *const *lattice, size_t rows,
                     size_t width, int check, uint8_t *out) {
-    const ggufx_encoders *e = encoders_of(path_index);
+    const ggufx_encoders *e = ggufx_encoders_at(path_index);
     const struct encoder_unit u = units[type];
     const size_t lanes = (size_t)e->lanes, per_row = width / (size_t)u.values, blocks = rows * per_row;
     const int by_row = qw && u.values == 32;

@@ -32,4 +32,6 @@ typedef struct ggufx_encoders {
 
 extern const ggufx_encoders ggufx_encoders_scalar, ggufx_encoders_avx2, ggufx_encoders_avx512, ggufx_encoders_neon;
 
+const ggufx_encoders *ggufx_encoders_at(int i);
+
 #endif

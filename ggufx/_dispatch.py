@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 from .errors import PathUnavailableError
@@ -18,7 +19,7 @@ except ImportError as _error:  # installed without a compiler, or on a platform 
         # The current folder comes first for `python -m`, so this may not be the package that was installed.
         _missing_extension += f" in the source tree {os.path.dirname(os.path.dirname(__file__))!r}"
 
-__all__ = ["NUMPY", "available", "native", "problems", "resolve"]
+__all__ = ["NUMPY", "available", "default_floats", "native", "problems", "resolve"]
 
 NUMPY: Final = -1
 """The index that stands for the numpy reference; compiled paths count from 0."""
@@ -83,3 +84,20 @@ def active() -> str:
     """Name of the path used where none is given."""
     index = resolve(None)
     return next(name for name, i in _indices.items() if i == index)
+
+
+@contextmanager
+def default_floats() -> Iterator[None]:
+    """Let numpy compute as IEEE 754 has it, in this thread.
+
+    It computes as the thread is set to, and other libraries leave flush-to-zero on. Compiled paths see to it
+    themselves; without the extension there is no way to.
+    """
+    if native is None:
+        yield
+        return
+    control = native.fp_default()
+    try:
+        yield
+    finally:
+        native.fp_restore(control)

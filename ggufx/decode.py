@@ -33,9 +33,10 @@ def _stream_bytes() -> int:
 # Outputs of at least this many bytes are written past the cache.
 STREAM_BYTES: Final = _stream_bytes()
 
-# A thread must have at least this many values to decode before starting it pays: that takes some 60 us here, in which
-# one thread decodes a million. From benchmarks/results/sweep.md.
-VALUES_PER_THREAD: Final = 1 << 21
+# A thread must have at least this many values to decode before starting it pays; benchmarks/results/sweep.md. Starting
+# takes some 60 us, in which one thread decodes one to two million. From here on a second one gains where the kernel or
+# the system's giving of fresh memory is what takes time, and loses little where one core fills memory as fast as two.
+VALUES_PER_THREAD: Final = 1 << 22
 
 # Parts a thread takes at a time: whole units of every type and whole cache lines of every dtype.
 PART_VALUES: Final = 1 << 20
@@ -385,10 +386,7 @@ def _decode_in_numpy(
     if wanted.code == 2:
         values = values.view(np.uint16)
     flat = raw.reshape(-1)
-    native = _dispatch.native
-    # numpy computes as its thread is set to, and other libraries leave flush-to-zero on.
-    control = 0 if native is None else native.fp_default()
-    try:
+    with _dispatch.default_floats():
         if not big:
             decode(flat, qtype, wanted.name, values)
             return
@@ -396,9 +394,6 @@ def _decode_in_numpy(
             stop = min(start + PART_VALUES, n)
             first, last = (i // qtype.block_size * qtype.block_bytes for i in (start, stop))
             decode(swap_bytes(flat[first:last], qtype), qtype, wanted.name, values[start:stop])
-    finally:
-        if native is not None:
-            native.fp_restore(control)
 
 
 if sys.byteorder != "little":  # the kernels and the reference read little-endian words

@@ -234,8 +234,7 @@ def quantize(
     lock = threading.Lock()
     overflows = 0
 
-    def work(p: _Piece) -> None:
-        nonlocal overflows
+    def encode(p: _Piece) -> int:
         rows = _float32(flat[p.start : p.stop])
         if nonfinite == "zero":
             finite = np.isfinite(rows)
@@ -244,13 +243,18 @@ def quantize(
         weights = None if importance is None else importance[p.importance]
         into = target[p.start : p.stop]
         if qtype in _PLAIN:
-            found = _plain(rows, qtype, into, path)
-        elif native is not None:
-            found = native.encode(index, qtype, rows, weights, lattice, quick and nonfinite == "error", into)
-            if found < 0:
-                raise _find_nonfinite(array, flat, pieces)
-        else:
-            found = _encode_in_numpy(rows, qtype, weights, into)
+            return _plain(rows, qtype, into, path)
+        if native is None:
+            return _encode_in_numpy(rows, qtype, weights, into)
+        found: int = native.encode(index, qtype, rows, weights, lattice, quick and nonfinite == "error", into)
+        if found < 0:
+            raise _find_nonfinite(array, flat, pieces)
+        return found
+
+    def work(p: _Piece) -> None:
+        nonlocal overflows
+        with _dispatch.default_floats():
+            found = encode(p)
         if found:
             with lock:
                 overflows += found

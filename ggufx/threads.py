@@ -12,31 +12,47 @@ __all__ = ["available_cpus", "run", "thread_count"]
 T = TypeVar("T")
 
 
+def _numbers(*files: str) -> list[str]:
+    """Return the words of some files, or nothing where one can't be read."""
+    words: list[str] = []
+    try:
+        for name in files:
+            with open(name) as f:
+                words += f.read().split()
+    except OSError:
+        return []
+    return words
+
+
 def _cgroup_quota() -> float | None:
     """CPUs' worth of time the container may use, or None without a limit."""
-    # Version 2 has one file with both numbers; version 1 has two. Each ancestor's limit counts too, but the root of
-    # the container's own view is what a container's limit is set on.
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as f:
-            quota, period = f.read().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        with open("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") as f:
-            quota_us = int(f.read())
-        with open("/sys/fs/cgroup/cpu/cpu.cfs_period_us") as f:
-            period_us = int(f.read())
-        return quota_us / period_us if quota_us > 0 and period_us > 0 else None
-    except (OSError, ValueError):
-        return None
+    # Version 2 keeps quota and period in one file, version 1 in two. The limits of this group and of all above it
+    # count; a container sees its own group as the root.
+    least = None
+    for line in ["0::/", "0:cpu:/", *_numbers("/proc/self/cgroup")]:
+        _, controllers, group = [*line.split(":", 2), "", ""][:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        while True:
+            if controllers:
+                folder = "/sys/fs/cgroup/cpu" + group.rstrip("/")
+                words = _numbers(f"{folder}/cpu.cfs_quota_us", f"{folder}/cpu.cfs_period_us")
+            else:
+                words = _numbers("/sys/fs/cgroup" + group.rstrip("/") + "/cpu.max")
+            if len(words) == 2 and all(word.isdecimal() and int(word) for word in words):
+                quota = int(words[0]) / int(words[1])
+                least = quota if least is None else min(least, quota)
+            if group in ("", "/"):
+                break
+            group = group.rpartition("/")[0]
+    return least
 
 
 def available_cpus() -> int:
     """CPUs this process may keep busy: the least of its affinity and its cgroup's quota, at least 1."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_quota()
-    return max(1, cpus if quota is None else min(cpus, int(quota + 0.5)))
+    return max(1, cpus if quota is None else min(cpus, int(quota)))
 
 
 def thread_count(threads: int | None) -> int:

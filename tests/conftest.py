@@ -107,5 +107,5 @@ def good_files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture
 def threads_pay_early(monkeypatch):
-    """A quarter of the values that would make a thread pay, so that samples can be small."""
+    """An eighth of the values that would make a thread pay, so that samples can be small."""
     monkeypatch.setattr(decoding, "VALUES_PER_THREAD", 1 << 19)

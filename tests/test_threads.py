@@ -56,11 +56,26 @@ def test_threads_from_the_environment(monkeypatch):
         ({}, 16),
         ({"cpu.max": "max 100000\n"}, 16),
         ({"cpu.max": "400000 100000\n"}, 4),
-        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "150000 100000\n"}, 1),
+        ({"cpu.max": "250000 100000\n"}, 2),
         ({"cpu.max": "120000 100000\n"}, 1),
         ({"cpu.max": "1000 100000\n"}, 1),
         ({"cpu.max": "6400000 100000\n"}, 16),
+        ({"cpu.max": "0 0\n"}, 16),
         ({"cpu.max": ""}, 16),
+        ({"self": "0::/a/b\n", "a/b/cpu.max": "max 100000\n", "a/cpu.max": "300000 100000\n"}, 3),
+        ({"self": "0::/a/b\n", "a/b/cpu.max": "200000 100000\n", "cpu.max": "400000 100000\n"}, 2),
+        ({"self": "0::/elsewhere\n", "a/cpu.max": "200000 100000\n"}, 16),
+        (
+            {
+                "self": "4:memory:/m\n3:cpu,cpuacct:/a\n",
+                "cpu/a/cpu.cfs_quota_us": "500000\n",
+                "cpu/a/cpu.cfs_period_us": "100000\n",
+                "cpu/m/cpu.cfs_quota_us": "100000\n",
+                "cpu/m/cpu.cfs_period_us": "100000\n",
+            },
+            5,
+        ),
         ({"cpu.max": "nonsense 1"}, 16),
         ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 16),
@@ -70,11 +85,12 @@ def test_threads_from_the_environment(monkeypatch):
 )
 def test_cpus_are_the_least_of_affinity_and_quota(files, cpus, monkeypatch, tmp_path):
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(text)
 
     def elsewhere(name: str) -> io.StringIO:
-        return io.StringIO(Path(name.replace("/sys/fs/cgroup", str(tmp_path))).read_text())
+        there = name.replace("/sys/fs/cgroup", str(tmp_path)).replace("/proc/self/cgroup", str(tmp_path / "self"))
+        return io.StringIO(Path(there).read_text())
 
     monkeypatch.setattr(threading_rules, "open", elsewhere, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
