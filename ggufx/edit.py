@@ -5,24 +5,23 @@ Tensors are never touched: their infos and bytes are carried over as they are, w
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from struct import Struct
 from typing import Any, NamedTuple
 
 from .errors import GGUFError
-from .fieldbytes import Encoded, Layout, stored, value_type
-from .outfile import OutputFile, check_free_space, refuse_inputs
+from .fieldbytes import Encoded, Layout, check_key, stored, value_type
+from .header import Limits, NeedMore, read_header
+from .outfile import OutputFile, check_free_space, lock_file, refuse_inputs
 from .reader import GGUFFile
 from .reader import open as open_gguf
+from .undo import replace_span, restore, undo_unfinished
 from .valuetypes import ValueType
 
 __all__ = ["Edited", "edit", "undo_unfinished"]
 
 PIECE = 1 << 24
-# Offset and length in front of the bytes that an in-place edit replaces.
-_UNDO_HEAD = Struct("<8sQQ")
-_UNDO_MAGIC = b"ggufxund"
 
 
 class Edited(NamedTuple):
@@ -82,60 +81,65 @@ def edit(
     KeyError
         If a key to delete or rename isn't there.
     TypeError, ValueError
-        If a value isn't of its type, or a new name is taken.
+        If a value isn't of its type, or a new name is taken, empty, or longer than GGUF allows.
     GGUFError
-        If the file is damaged, or the alignment would change.
+        If the file is damaged, the alignment would change, or the result couldn't be opened.
+    OSError
+        EBUSY, if another edit of the file is going on.
 
     Notes
     -----
     In place, the replaced bytes are first saved beside the file; a process that is killed in between leaves them there,
     and the next edit (or :func:`undo_unfinished`) puts them back. Programs that have the file mapped see the change.
+    The file is locked meanwhile, so that a second edit fails instead of mixing with this one.
     """
     source = os.fspath(path)
     if idle := [key for key in types or {} if key not in (set or {})]:
         raise ValueError(f"types are given for keys that aren't set: {', '.join(map(repr, idle))}")
-    if output is None:
+    changes = _Changes(set or {}, tuple(delete), rename or {}, types or {})
+    if output is not None:
         undo_unfinished(source)
-    with open_gguf(source, shards=False) as f:
-        layout = _layout(f)
-        fields = {key: stored(f.metadata, key)[1] for key in f.metadata}
-        _apply(fields, f, layout, set or {}, delete, rename or {}, types or {})
-        header = _header(f, layout, fields)
-        if output is not None or len(header) != min(f.data_offset, f.size):
-            target = source if output is None else os.fspath(output)
-            if output is not None:
-                refuse_inputs(target, [source])
-            return _copied(f, header, target, sync=sync)
+        refuse_inputs(os.fspath(output), [source])
+        with open_gguf(source, shards=False) as f:
+            return _copied(f, _planned(f, changes), os.fspath(output), os.stat(source), sync=sync)
+    # The lock is held until the end, so that no other edit sees, undoes or overwrites half of this one.
+    with lock_file(source) as lock:
+        restore(os.path.realpath(source), lock)
+        with open_gguf(source, shards=False) as f:
+            header = _planned(f, changes)
+            if len(header) != min(f.data_offset, f.size):
+                return _copied(f, header, source, os.fstat(lock), sync=sync)
         with open(source, "rb") as old:
             before = old.read(len(header))
-    first = next((i for i, (a, b) in enumerate(zip(before, header, strict=True)) if a != b), None)
-    if first is None:
-        return Edited(source, True, 0)
-    last = next(i for i in range(len(header) - 1, -1, -1) if before[i] != header[i]) + 1
-    _in_place(source, first, before[first:last], header[first:last], sync=sync)
-    return Edited(source, True, last - first)
+        first = next((i for i, (a, b) in enumerate(zip(before, header, strict=True)) if a != b), None)
+        if first is None:
+            return Edited(source, True, 0)
+        last = next(i for i in range(len(header) - 1, -1, -1) if before[i] != header[i]) + 1
+        replace_span(os.path.realpath(source), lock, before, first, header[first:last], sync=sync)
+        return Edited(source, True, last - first)
 
 
-def undo_unfinished(path: str | os.PathLike[str]) -> bool:
-    """Put back what an interrupted in-place edit had replaced; whether there was anything."""
-    target = os.path.realpath(path)
-    undo = _undo_path(target)
+class _Changes(NamedTuple):
+    set: Mapping[str, Any]
+    delete: Iterable[str]
+    rename: Mapping[str, str]
+    types: Mapping[str, ValueType | int | str]
+
+
+def _planned(f: GGUFFile, changes: _Changes) -> bytes:
+    """The header with the changes, checked by reading it."""
+    layout = _layout(f)
+    fields = {key: stored(f.metadata, key)[1] for key in f.metadata}
+    _apply(fields, f, layout, *changes)
+    header = _header(f, layout, fields)
+    size = len(header) + max(f.size - f.data_offset, 0)
     try:
-        with open(undo, "rb") as saved:
-            head, old = saved.read(_UNDO_HEAD.size), saved.read()
-    except FileNotFoundError:
-        return False
-    if len(head) == _UNDO_HEAD.size:
-        magic, start, length = _UNDO_HEAD.unpack(head)
-        if magic != _UNDO_MAGIC or length != len(old):
-            raise GGUFError(f"{undo}: this is no saved header of an edit, or a damaged one; remove it to go on")
-        with open(target, "r+b") as f:
-            f.seek(start)
-            f.write(old)
-            f.flush()
-            os.fsync(f.fileno())
-    os.unlink(undo)
-    return True
+        made = read_header(header, size, label="the new header", limits=Limits(), strict=True)
+    except (GGUFError, NeedMore) as error:
+        raise GGUFError(f"{f.path}: the edit would make a file that can't be opened: {error}") from None
+    if list(made.fields) != list(fields) or made.data_offset < len(header):
+        raise GGUFError(f"{f.path}: the edit would make a file that reads differently")
+    return header
 
 
 def _apply(
@@ -153,18 +157,16 @@ def _apply(
             raise KeyError(f"{f.path} has no metadata key {key!r}")
         del fields[key]
     for old, new in rename.items():
+        check_key(new)
         if old not in fields:
             raise KeyError(f"{f.path} has no metadata key {old!r}")
         if new in fields:
             raise ValueError(f"{f.path} already has a metadata key {new!r}")
-        if not new:
-            raise ValueError(f"a metadata key can't be empty (renaming {old!r})")
         items = [(new if key == old else key, value) for key, value in fields.items()]
         fields.clear()
         fields.update(items)
     for key, value in set.items():
-        if not key:
-            raise ValueError("a metadata key can't be empty")
+        check_key(key)
         vtype = value_type(types[key]) if key in types else None
         if vtype is None and key in fields and key in f.metadata:
             declared = f.metadata.types[key]
@@ -198,16 +200,19 @@ def _header(f: GGUFFile, layout: Layout, fields: Mapping[str, Encoded]) -> bytes
     return bytes(out)
 
 
-def _copied(f: GGUFFile, header: bytes, target: str, *, sync: bool) -> Edited:
-    """Write header and the file's data section, byte for byte, as a new file."""
+def _copied(f: GGUFFile, header: bytes, target: str, source: os.stat_result, *, sync: bool) -> Edited:
+    """Write header and the file's data section, byte for byte, as a new file; it may replace the file itself."""
+    own = os.path.exists(target) and os.path.samestat(os.stat(target), source)
     size = len(header) + max(f.size - f.data_offset, 0)
     check_free_space(os.path.realpath(target), size)
-    out = OutputFile(target, sync=sync)
+    out = OutputFile(target, inputs=() if own else [f.path], sync=sync)
     try:
         out.write(header)
         for piece in _data_section(f):
             out.write(piece)
         out.finish(size)
+        if not os.path.samestat(os.stat(f.path), source):
+            raise OSError(errno.EBUSY, "another process replaced this file while it was edited", f.path)
         out.publish()
     finally:
         out.discard()
@@ -219,27 +224,3 @@ def _data_section(f: GGUFFile) -> Iterator[bytes]:
         source.seek(f.data_offset)
         while piece := source.read(PIECE):
             yield piece
-
-
-def _undo_path(target: str) -> str:
-    folder, name = os.path.split(target)
-    return os.path.join(folder, f".{name}.undo")
-
-
-def _in_place(path: str, start: int, old: bytes, new: bytes, *, sync: bool) -> None:
-    """Replace a span of the file; a copy of the old bytes stays beside it until the new ones are on disk."""
-    target = os.path.realpath(path)
-    saved = OutputFile(_undo_path(target), sync=True)
-    try:
-        saved.write(_UNDO_HEAD.pack(_UNDO_MAGIC, start, len(old)) + old)
-        saved.finish(_UNDO_HEAD.size + len(old))
-        saved.publish()
-    finally:
-        saved.discard()
-    with open(target, "r+b") as f:
-        f.seek(start)
-        f.write(new)
-        f.flush()
-        if sync:
-            os.fsync(f.fileno())
-    os.unlink(_undo_path(target))

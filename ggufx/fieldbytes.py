@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import GGUFError
+from .header import LONGEST_NAME
 from .metadata import Metadata
 from .valuetypes import NUMBER_CODES, ValueType
 
-__all__ = ["Encoded", "Layout", "stored", "value_type"]
+__all__ = ["Encoded", "Layout", "check_key", "check_tensor_name", "stored", "value_type"]
 
 # Source types of numpy that have a GGUF type of their own.
 _FROM_NUMPY = {code: vtype for vtype, code in NUMBER_CODES.items() if vtype is not ValueType.BOOL} | {
@@ -53,6 +54,35 @@ def value_type(spec: ValueType | int | str) -> ValueType:
             names = ", ".join(v.name.lower() for v in ValueType)
             raise ValueError(f"{spec!r} is no GGUF value type; there are {names}") from None
     return ValueType(spec)
+
+
+def check_key(key: object) -> None:
+    """Refuse a metadata key that no reader would take.
+
+    Raises
+    ------
+    TypeError
+        If it is no str, or empty.
+    ValueError
+        If it is longer than the format allows, or has no UTF-8 form.
+    """
+    _check_name("metadata key", key)
+
+
+def check_tensor_name(name: object) -> None:
+    """Refuse a tensor name that no reader would take; raises as :func:`check_key` does."""
+    _check_name("tensor name", name)
+
+
+def _check_name(what: str, name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"a {what} is a non-empty str, not {name!r}")
+    try:
+        size = len(name.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} {name[:40]!r} has no UTF-8 form: {error.reason}") from None
+    if size > LONGEST_NAME:
+        raise ValueError(f"{what} {name[:40]!r}... is longer than {LONGEST_NAME} bytes")
 
 
 class Layout:

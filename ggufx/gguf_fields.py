@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any
 
-from .fieldbytes import Encoded, Layout, value_type
+from .fieldbytes import Encoded, Layout, check_key, value_type
 from .gguf_keys import KEYS, parameter
 from .valuetypes import ValueType
 
@@ -58,6 +58,7 @@ class GGUFFields:
         TypeError, ValueError
             If the value isn't of the type; the message names the key.
         """
+        check_key(key)
         self._encoded(key, GGUFValue(val, vtype, sub_type))  # what can't be written fails here, not at the end
         if any(key in fields for fields in self.kv_data):
             logger.warning("%r is there already and gets a new value", key)

@@ -22,6 +22,7 @@ from typing import IO, Any
 import numpy as np
 
 from .errors import GGUFError
+from .fieldbytes import check_key, check_tensor_name
 from .formats import QType, nbytes
 from .gguf_fields import GGUFFields, GGUFValue
 from .outfile import OutputFile, check_free_space
@@ -99,7 +100,7 @@ class GGUFWriter(GGUFFields):
 
     Notes
     -----
-    ``add_block_count``, ``add_token_list`` and the rest of gguf's 240 calls exist under their names; the table of their
+    ``add_block_count``, ``add_token_list`` and the rest of gguf's calls exist under their names; the table of their
     keys is :data:`ggufx.gguf_keys.KEYS`. Shards after the first repeat ``general.alignment`` where it was set, because
     each is read by itself; gguf leaves it out.
     """
@@ -186,6 +187,7 @@ class GGUFWriter(GGUFFields):
         """
         if self.state is not WriterState.NO_FILE:
             raise ValueError(f"tensor {name!r} comes too late: the file is already {self.state.name}")
+        check_tensor_name(name)
         if any(name in tensors for tensors in self.tensors):
             raise ValueError(f"tensor {name!r} is there already")
         dtype = np.dtype(tensor_dtype)
@@ -321,13 +323,15 @@ class GGUFWriter(GGUFFields):
         self._let_go = weakref.finalize(self, _let_go, self._outputs, self.fout)
         for name in names:
             self._outputs.append(OutputFile(name))
-            self.fout.append(open(self._outputs[-1].partial, "wb"))  # noqa: SIM115
+            self.fout.append(self._outputs[-1].stream())
         self.state = WriterState.EMPTY
 
     def write_header_to_file(self, path: Path | None = None) -> None:
         """Begin the files; no tensor can be added after it."""
         if len(self.tensors) == 1 and (self.split_max_tensors or self.split_max_size):
             logger.warning("the model stays within one shard")
+        for key in (key for fields in self.kv_data for key in fields):
+            check_key(key)
         self.open_output_file(path)
         fout = self._expect(WriterState.EMPTY)
         self.add_shard_kv_data()
@@ -472,7 +476,7 @@ class GGUFWriter(GGUFFields):
         self.flush()
         ends = self._ends or [[sys.maxsize] * len(tensors) for tensors in self.tensors]
         for out, planned in zip(self._outputs, ends, strict=True):
-            out.size = os.stat(out.partial).st_size  # the bytes went past it, through fout
+            out.measure()  # the bytes went past it, through fout
             if missing := sum(end > out.size for end in planned):
                 raise GGUFError(f"{out.target}: {missing} planned tensors weren't written, so no file is made")
             if planned and out.size > padded(planned[-1], self.data_alignment):

@@ -130,7 +130,7 @@ class Stream:
         self._queue.reverse()
         try:
             for file in files:
-                self._outputs.append(OutputFile(file.path, sync=sync))
+                self._outputs.append(OutputFile(file.path, inputs=inputs, sync=sync))
                 self._outputs[-1].write(file.header)
         except BaseException:
             self.discard()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .entries import make_entry
-from .fieldbytes import Encoded, Layout, stored, value_type
+from .fieldbytes import Encoded, Layout, check_key, check_tensor_name, stored, value_type
 from .formats import QType
 from .metadata import Metadata
 from .splits import shard_name
@@ -31,7 +31,6 @@ SPLIT_KEYS = {
     "split.count": ValueType.UINT16,
     "split.tensors.count": ValueType.INT32,
 }
-MAX_NAME = 65535
 
 
 class Writer:
@@ -317,15 +316,11 @@ class Writer:
 
     def _check_key(self, key: str) -> None:
         self._check_open()
-        if not isinstance(key, str) or not key:
-            raise TypeError(f"a metadata key is a non-empty str, not {key!r}")
-        _check_length("metadata key", key)
+        check_key(key)
 
     def _check_name(self, name: str) -> None:
         self._check_open()
-        if not isinstance(name, str) or not name:
-            raise TypeError(f"a tensor name is a non-empty str, not {name!r}")
-        _check_length("tensor name", name)
+        check_tensor_name(name)
         if name in self._entries:
             raise ValueError(f"tensor {name!r} is there already")
 
@@ -366,12 +361,3 @@ def write(
             else:
                 writer.add(name, data)
         return writer.close()
-
-
-def _check_length(what: str, name: str) -> None:
-    try:
-        size = len(name.encode("utf-8", "surrogateescape"))
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{what} {name[:40]!r} has no UTF-8 form: {error.reason}") from None
-    if size > MAX_NAME:
-        raise ValueError(f"{what} {name[:40]!r}... is longer than {MAX_NAME} bytes")

@@ -1,5 +1,6 @@
 """Editing, splitting, merging, byte order: what isn't asked for stays byte for byte."""
 
+import errno
 import os
 import signal
 import struct
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import ggufx
-from ggufx import GGUFError, QType
+from ggufx import GGUFError, GGUFWarning, QType
 from ggufx.edit import edit, undo_unfinished
 from ggufx.splitting import convert_endian, merge, split
 from ggufx.writer import Writer, write
@@ -128,9 +129,20 @@ def test_wrong_edits_change_nothing(model: Path) -> None:
         ({"rename": {"missing": "x"}}, KeyError),
         ({"types": {"general.name": "string"}}, ValueError),
         ({"rename": {"flag": "none"}}, ValueError),
-        ({"rename": {"flag": ""}}, ValueError),
-        ({"set": {"": 1}}, ValueError),
+        ({"rename": {"flag": ""}}, TypeError),
+        ({"rename": {"flag": 5}}, TypeError),
+        ({"rename": {"flag": "k" * 65536}}, ValueError),
+        ({"rename": {"flag": "\ud800"}}, ValueError),
+        ({"set": {"": 1}}, TypeError),
+        ({"set": {5: 1}}, TypeError),
+        ({"set": {None: 1}}, TypeError),
+        ({"set": {"k" * 65536: 1}}, ValueError),
+        ({"set": {"é" * 32768: 1}}, ValueError),
         ({"set": {"general.alignment": 64}}, GGUFError),
+        ({"set": {"general.alignment": 64}, "types": {"general.alignment": "float32"}}, GGUFError),
+        ({"set": {"general.alignment": "x"}}, GGUFError),
+        ({"rename": {"llama.block_count": "general.alignment"}}, GGUFError),
+        ({"set": {"zeros": np.zeros((1 << 24) + 1, np.uint8)}}, GGUFError),  # more than the reader takes by default
     ):
         with pytest.raises(error):
             edit(model, **options)
@@ -182,7 +194,7 @@ def test_odd_layouts_survive_a_copy(tmp_path: Path) -> None:
 
 CHILD = """
 import os, signal, sys
-from ggufx import edit
+from ggufx import edit, undo
 stage = sys.argv[2]
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -198,12 +210,13 @@ elif stage == "write":
                 def __enter__(self): return self
                 def __exit__(self, *a): pass
                 def seek(self, at): f.seek(at)
+                def fileno(self): return f.fileno()
                 def write(self, data): write(data[: len(data) // 2]); f.flush(); die()
             return Half()
         return f
-    edit.open = half
+    undo.open = half
 else:
-    setattr(edit.OutputFile, stage, die)
+    setattr(undo.OutputFile, stage, die)
 edit.edit(sys.argv[1], set={"general.name": "a new name as long .."})
 """
 
@@ -213,8 +226,8 @@ def test_killed_while_editing_in_place(model: Path, stage: str) -> None:
     before = model.read_bytes()
     child = subprocess.run([sys.executable, "-c", CHILD, str(model), stage], cwd="/", timeout=60)
     assert child.returncode == -signal.SIGKILL
-    undo_unfinished(model)
-    assert model.read_bytes() == before
+    assert undo_unfinished(model) == (stage == "write")
+    assert (model.read_bytes() == before) == (stage != "unlink")  # where everything was written, it stays
     assert edit(model, set={"general.name": "a new name as long .."}).in_place
     with ggufx.open(model) as f:
         assert f.metadata["general.name"] == "a new name as long .."
@@ -227,6 +240,184 @@ def test_a_damaged_undo_file_is_not_applied(model: Path) -> None:
     with pytest.raises(GGUFError, match="damaged"):
         edit(model, set={"flag": False})
     assert model.read_bytes() == before
+
+
+def test_the_longest_key_can_be_opened(model: Path) -> None:
+    edit(model, set={"k" * 65535: 1}, rename={"flag": "f" * 65535})
+    with ggufx.open(model) as f:
+        assert (f.metadata["k" * 65535], f.metadata["f" * 65535]) == (1, True)
+
+
+def interrupted(model: Path, stage: str = "write") -> Path:
+    """Leave what a killed edit leaves; returns the saved bytes' path."""
+    child = subprocess.run([sys.executable, "-c", CHILD, str(model), stage], cwd="/", timeout=60)
+    assert child.returncode == -signal.SIGKILL
+    undo = model.with_name(f".{model.name}.undo")
+    assert undo.exists()
+    return undo
+
+
+def other_model(path: Path, name: str) -> bytes:
+    with Writer(path) as w:
+        w.set("general.name", name)
+        w.set("padding", "x" * 500)
+        w.add("t", np.arange(64, dtype=np.float32))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("stage", ["write", "unlink"])
+@pytest.mark.parametrize("how", ["moved over", "written anew", "copied into"])
+def test_saved_bytes_never_go_into_another_file(model: Path, tmp_path: Path, stage: str, how: str) -> None:
+    undo = interrupted(model, stage)
+    other = other_model(tmp_path / "other.gguf", "another")
+    if how == "moved over":
+        os.replace(tmp_path / "other.gguf", model)
+        with pytest.warns(GGUFWarning, match="this one has replaced"):
+            assert not undo_unfinished(model)
+    elif how == "written anew":
+        other_model(model, "another")
+        assert not undo.exists()
+        assert not undo_unfinished(model)
+    else:
+        model.write_bytes(other)
+        with pytest.raises(GGUFError, match="was changed since; remove"):
+            edit(model, set={"general.name": "x"})
+        undo.unlink()
+    assert model.read_bytes() == other
+    assert not undo.exists()
+    edit(model, set={"general.name": "ANOTHER"})
+    with ggufx.open(model) as f:
+        assert (f.metadata["general.name"], f["t"].dequantize()[63]) == ("ANOTHER", 63)
+
+
+def test_a_torn_file_that_was_moved_is_not_decided_about(model: Path) -> None:
+    undo = interrupted(model)
+    torn = model.read_bytes()
+    model.with_name("copy").write_bytes(torn)
+    os.replace(model.with_name("copy"), model)
+    with pytest.raises(GGUFError, match="copy of a file whose edit was interrupted"):
+        undo_unfinished(model)
+    assert model.read_bytes() == torn
+    assert undo.exists()
+
+
+@pytest.mark.parametrize("kind", ["symbolic", "hard", "pipe"])
+def test_a_link_in_place_of_the_saved_bytes(model: Path, tmp_path: Path, kind: str) -> None:
+    victim, undo, before = tmp_path / "victim", tmp_path / ".in.gguf.undo", model.read_bytes()
+    victim.write_bytes(b"precious")
+    if kind == "symbolic":
+        undo.symlink_to(victim)
+    elif kind == "hard":
+        os.link(victim, undo)
+    else:
+        os.mkfifo(undo)
+    with pytest.raises(OSError, match="remove it to go on"):
+        edit(model, set={"flag": False})
+    write(tmp_path / "new.gguf", {"a": 1}, {})
+    os.replace(tmp_path / "new.gguf", tmp_path / "in.gguf")
+    write(model, {"a": 1}, {})  # leaves what isn't its own alone
+    assert victim.read_bytes() == b"precious"
+    assert undo.is_symlink() or undo.exists()
+    assert before != model.read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["empty", "head", "byte", "longer"])
+def test_damaged_saved_bytes(model: Path, damage: str) -> None:
+    undo = interrupted(model)
+    saved, torn = bytearray(undo.read_bytes()), model.read_bytes()
+    saved[100] ^= 1
+    undo.write_bytes({"empty": b"", "head": saved[:40], "byte": saved, "longer": saved + b"x"}[damage])
+    with pytest.raises(GGUFError, match="damaged"):
+        edit(model, set={"flag": False})
+    assert model.read_bytes() == torn
+
+
+HELD = """
+import os, sys
+from ggufx import edit, undo
+def hold(*_):
+    print("held", flush=True)
+    sys.stdin.readline()
+real, at = getattr(undo, sys.argv[2]), sys.argv[2]
+def slow(*args, **options):
+    if sys.argv[3] == "before":
+        hold()
+    real(*args, **options)
+    if sys.argv[3] == "after":
+        hold()
+setattr(undo, at, slow)
+edit.edit(sys.argv[1], set={"general.name": "a new name as long .."})
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_edit_keeps_others_out(model: Path, tmp_path: Path, when: str) -> None:
+    command = [sys.executable, "-c", HELD, str(model), "_write", when]
+    with subprocess.Popen(command, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout.readline() == b"held\n"
+        for change in (
+            lambda: edit(model, set={"llama.block_count": 7}),
+            lambda: edit(model, set={"general.name": "n" * 1000}),
+            lambda: edit(model, set={"llama.block_count": 7}, output=tmp_path / "out.gguf"),
+            lambda: undo_unfinished(model),
+        ):
+            with pytest.raises(OSError, match="another process is writing") as caught:
+                change()
+            assert caught.value.errno == errno.EBUSY
+        child.communicate(b"\n", timeout=60)
+        assert child.returncode == 0
+    edit(model, set={"llama.block_count": 7})
+    with ggufx.open(model) as f:
+        assert (f.metadata["general.name"], f.metadata["llama.block_count"]) == ("a new name as long ..", 7)
+
+
+def test_a_file_replaced_during_an_edit(model: Path, tmp_path: Path) -> None:
+    """The edit is lost, and says so; the new file has none of it."""
+    other = other_model(tmp_path / "other.gguf", "another")
+    command = [sys.executable, "-c", HELD, str(model), "_write", "before"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd="/", **pipes) as child:
+        assert child.stdout.readline() == b"held\n"
+        other_model(model, "another")
+        _, err = child.communicate(b"\n", timeout=60)
+        assert b"replaced this file while it was edited" in err
+    assert model.read_bytes() == other
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.gguf", "other.gguf"]
+
+
+EDITS = """
+import sys
+from ggufx.edit import edit
+path, mine = sys.argv[1], int(sys.argv[2])
+done = 0
+for n in range(1, 40):
+    try:
+        edit(path, set={f"n.{mine}": n, f"k.{mine}": "y" * (n * 37 % 90)}, sync=False)
+        done = n
+    except OSError as error:
+        if error.errno != 16:
+            raise
+print(done)
+"""
+
+
+def test_edits_at_once_never_mix(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    with Writer(path, alignment=4096) as w:
+        for n in range(3):
+            w.set(f"n.{n}", 0)
+            w.set(f"k.{n}", "x")
+        w.add("t", np.arange(8, dtype=np.float32))
+    children = [
+        subprocess.Popen([sys.executable, "-c", EDITS, str(path), str(n)], cwd="/", stdout=subprocess.PIPE)
+        for n in range(3)
+    ]
+    done = [int(child.communicate(timeout=120)[0]) for child in children]
+    assert any(done)
+    with ggufx.open(path) as f:
+        assert [f.metadata[f"n.{n}"] for n in range(3)] == done
+        assert f["t"].dequantize().tolist() == list(range(8))
+    assert os.listdir(tmp_path) == ["m.gguf"]
 
 
 @pytest.mark.parametrize("options", [{"max_tensors": 2}, {"max_bytes": 1600}, {"max_tensors": 2, "first_empty": True}])

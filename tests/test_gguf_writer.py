@@ -396,3 +396,17 @@ def test_missing_data_is_told(tmp_path: Path) -> None:
     with pytest.raises(GGUFError, match="1 planned tensors"):
         w.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_names_that_no_reader_takes_are_refused(tmp_path: Path) -> None:
+    w = GGUFWriter(tmp_path / "m.gguf", "llama")
+    for key, error in (("k" * 65536, ValueError), ("", TypeError), (5, TypeError)):
+        with pytest.raises(error, match="metadata key"):
+            w.add_uint32(key, 1)
+        with pytest.raises(error, match="tensor name"):
+            w.add_tensor(key, np.zeros(4, np.float32))
+    w.kv_data[0]["k" * 65536] = GGUFValue(1, 4)
+    with pytest.raises(ValueError, match="longer than 65535"):
+        w.write_header_to_file()
+    w.close()
+    assert not list(tmp_path.iterdir())

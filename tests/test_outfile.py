@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,8 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import ggufx
 from ggufx import outfile
+from ggufx.cli import main
 from ggufx.outfile import OutputFile
+from ggufx.splitting import split
 from ggufx.writer import Writer
 
 OLD = b"what was there before"
@@ -131,8 +135,17 @@ def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.Monkey
     with pytest.raises(OSError, match=r"bytes are needed and \d+ are free"):
         write_model(small_disk / "m.gguf")
     monkeypatch.setattr("ggufx.stream.check_free_space", lambda *_: None)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=r"No space left.*m\.gguf"):
         write_model(small_disk / "m.gguf")
+    writer = ggufx.GGUFWriter(small_disk / "m.gguf", "llama")
+    writer.add_tensor("t", np.zeros(50_000, np.float32))
+    monkeypatch.setattr("ggufx.gguf_writer.check_free_space", lambda *_: None)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    with pytest.raises(OSError, match=r"No space left.*m\.gguf"):
+        writer.write_tensors_to_file()
+    with pytest.raises(ggufx.GGUFError, match="weren't written"):
+        writer.close()
     assert listing(small_disk) == {"m.gguf": OLD}
 
 
@@ -177,6 +190,106 @@ def test_never_over_an_input(tmp_path: Path, link: str) -> None:
     with pytest.raises(ValueError, match="output is the input"), Writer(target, inputs=[source]) as w:
         w.set("a", 1)
     assert source.read_bytes() == before
+
+
+PRECIOUS = b"what nobody may touch"
+
+
+@pytest.mark.parametrize("kind", ["symbolic", "dangling", "hard", "folder", "pipe"])
+@pytest.mark.parametrize("call", ["Writer", "GGUFWriter", "imatrix"])
+def test_what_is_not_ours_under_the_hidden_name_is_left_alone(tmp_path: Path, kind: str, call: str) -> None:
+    victim, hidden = tmp_path / "victim", tmp_path / ".m.gguf.partial"
+    victim.write_bytes(PRECIOUS)
+    if kind == "symbolic":
+        hidden.symlink_to(victim)
+    elif kind == "dangling":
+        hidden.symlink_to(tmp_path / "nothing")
+    elif kind == "hard":
+        os.link(victim, hidden)
+    elif kind == "folder":
+        hidden.mkdir()
+    else:
+        os.mkfifo(hidden)
+    names = sorted(os.listdir(tmp_path))
+    write = {
+        "Writer": write_model,
+        "GGUFWriter": lambda path: ggufx.GGUFWriter(path, "llama").write_header_to_file(),
+        "imatrix": ggufx.imatrix.ImportanceMatrix({}, [], 1).save,
+    }[call]
+    with pytest.raises(OSError, match="remove it to go on"):
+        write(tmp_path / "m.gguf")
+    assert victim.read_bytes() == PRECIOUS
+    assert sorted(os.listdir(tmp_path)) == names
+
+
+@pytest.mark.parametrize("kind", ["itself", "symbolic", "hard"])
+@pytest.mark.parametrize("command", ["endian", "decode", "quantize", "merge", "split", "edit"])
+def test_the_hidden_file_is_no_input(tmp_path: Path, kind: str, command: str) -> None:
+    """An input may have the hidden name, or be linked from it; links to other files are refused as such."""
+    source = tmp_path / "in.gguf"
+    target = tmp_path / ("out.safetensors" if command == "decode" else "out.gguf")
+    made = tmp_path / "out-00001-of-00001.gguf" if command == "split" else target
+    hidden = tmp_path / f".{made.name}.partial"
+    if command == "merge":
+        split(Path(ggufx.__file__).with_name("sample.gguf"), tmp_path / "in", max_bytes=1 << 30)
+        source = tmp_path / "in-00001-of-00001.gguf"
+    else:
+        shutil.copy(Path(ggufx.__file__).with_name("sample.gguf"), source)
+    if kind == "itself" and command != "merge":
+        source = source.rename(hidden)
+    elif kind == "symbolic":
+        hidden.symlink_to(source)
+    else:
+        os.link(source, hidden)
+    before = source.read_bytes()
+    arguments = {
+        "endian": ["endian", source, target, "big"],
+        "decode": ["decode", source, "-o", target],
+        "quantize": ["quantize", source, target, "COPY"],
+        "merge": ["merge", source, target],
+        "split": ["split", source, tmp_path / "out", "--max-tensors", "1000"],
+        "edit": ["edit", source, "--set", "a=1", "-o", target],
+    }[command]
+    assert main([str(a) for a in arguments]) != 0
+    assert source.read_bytes() == before
+    assert not made.exists()
+
+
+def test_a_leftover_is_replaced_not_written_into(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    """Whoever still has the leftover open or mapped keeps its bytes."""
+    hidden = tmp_path / ".m.gguf.partial"
+    hidden.write_bytes(PRECIOUS)
+    with hidden.open("rb") as held:
+        write_model(tmp_path / "m.gguf")
+        assert held.read() == PRECIOUS
+    assert listing(tmp_path) == whole
+
+
+def test_only_the_file_that_was_written_is_published(tmp_path: Path) -> None:
+    out = OutputFile(tmp_path / "m.gguf")
+    out.write(b"abc")
+    out.finish(3)
+    os.unlink(out.partial)
+    Path(out.partial).write_bytes(PRECIOUS)
+    with pytest.raises(OSError, match="another file has been put in place"):
+        out.publish()
+    out.discard()
+    assert listing(tmp_path) == {".m.gguf.partial": PRECIOUS}
+
+
+def test_errors_of_writing_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    out = OutputFile(tmp_path / "m.gguf")
+    monkeypatch.setattr("ggufx.outfile.os.write", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*m\.gguf'"):
+        out.write(b"abc")
+    monkeypatch.undo()
+    monkeypatch.setattr("ggufx.outfile.os.fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*m\.gguf'"):
+        out.finish(0)
+    out.discard()
 
 
 def test_a_symbolic_link_stays_one(tmp_path: Path, whole: dict[str, bytes]) -> None:

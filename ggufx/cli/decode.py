@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..errors import GGUFError
 from ..formats import NUMERIC_DTYPES, QType
 from ..loading import select
-from ..outfile import OutputFile, refuse_inputs
+from ..outfile import OutputFile
 from . import sample
 
 if TYPE_CHECKING:
@@ -171,9 +171,9 @@ def run(arguments: argparse.Namespace) -> int:
         tensors = select(f.tensors, arguments.tensors, f.path)
         for t in tensors:
             t.check_readable()
-        refuse_inputs(str(output), [path, *(shard.path for shard in getattr(f, "shards", ()))])
+        inputs = [path, *(shard.path for shard in getattr(f, "shards", ()))]
         bar = _progress(arguments.progress, sum(t.size for t in tensors))
-        file = OutputFile(output)
+        file = OutputFile(output, inputs=inputs)
         try:
             file.finish(writer(file, tensors, arguments.dtype, bar.update if bar else lambda count: None))
             file.publish()
