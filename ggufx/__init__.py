@@ -13,7 +13,7 @@ from .reader import GGUFFile, open
 from .tensor import Tensor
 
 if TYPE_CHECKING:
-    from . import imatrix, quants
+    from . import edit, imatrix, quants, splitting
     from .filetypes import FileType
     from .gguf_reader import GGUFReader
     from .gguf_writer import GGUFWriter
@@ -32,6 +32,7 @@ __all__ = [
     "Writer",
     "__version__",
     "dequantize",
+    "edit",
     "imatrix",
     "load",
     "nbytes",
@@ -40,6 +41,7 @@ __all__ = [
     "quant_error",
     "quantize",
     "quants",
+    "splitting",
     "write",
 ]
 
@@ -49,9 +51,11 @@ _LATE = {
     "GGUFReader": ".gguf_reader",
     "GGUFWriter": ".gguf_writer",
     "Writer": ".writer",
+    "edit": ".edit",
     "imatrix": ".imatrix",
     "quant_error": ".quality",
     "quants": ".quants",
+    "splitting": ".splitting",
     "write": ".writer",
 }
 
@@ -62,5 +66,6 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     module = import_module(_LATE[name], __name__)
-    value = globals()[name] = getattr(module, name, module)
+    # A module that holds a function of its own name stays the module, as after `import ggufx.edit`.
+    value = globals()[name] = module if _LATE[name] == f".{name}" else getattr(module, name)
     return value

@@ -198,11 +198,14 @@ class Layout:
                 value = operator.index(value)
                 info = np.iinfo(_code(vtype))
                 if not info.min <= value <= info.max:
-                    raise ValueError(f"metadata key {key!r}: {value} doesn't fit {wanted}")
+                    raise ValueError(f"metadata key {key!r}: {_describe(value)} doesn't fit {wanted}")
             elif isinstance(value, (bool, np.bool_, str, bytes)) or not hasattr(value, "__float__"):
                 raise TypeError(f"metadata key {key!r}: {wanted} was declared, but the value is {_describe(value)}")
             else:
-                value = float(value)
+                try:
+                    value = float(value)
+                except OverflowError:
+                    raise ValueError(f"metadata key {key!r}: an int of that size doesn't fit {wanted}") from None
                 if vtype is ValueType.FLOAT32 and abs(value) != np.inf and abs(value) > _LARGEST_F32:
                     raise ValueError(f"metadata key {key!r}: {value!r} doesn't fit {wanted}")
             plain.append(value)
@@ -265,7 +268,10 @@ def _is_array(value: Any) -> bool:
 
 
 def _describe(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested beyond all measure, or an int with more digits than Python prints
+        return type(value).__name__
     return f"{type(value).__name__} {text if len(text) <= 40 else text[:37] + '...'}"
 
 

@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 
 from .errors import GGUFError
-from .fieldbytes import check_key, check_tensor_name
+from .fieldbytes import check_key, check_tensor_name, value_type
 from .formats import QType, nbytes
 from .gguf_fields import GGUFFields, GGUFValue
 from .outfile import OutputFile, check_free_space
@@ -332,6 +332,7 @@ class GGUFWriter(GGUFFields):
             logger.warning("the model stays within one shard")
         for key in (key for fields in self.kv_data for key in fields):
             check_key(key)
+        self._check_alignment()
         self.open_output_file(path)
         fout = self._expect(WriterState.EMPTY)
         self.add_shard_kv_data()
@@ -452,6 +453,17 @@ class GGUFWriter(GGUFFields):
         if self.state is not state:
             raise ValueError(f"the output file should be {state.name}, but is {self.state.name}")
         return self.fout or []
+
+    def _check_alignment(self) -> None:
+        """A file whose tensors don't lie by its ``general.alignment`` can't be read."""
+        field = self.kv_data[0].get("general.alignment")
+        if field is None or not any(self.tensors):
+            return
+        if field.type != ValueType.UINT32 or field.value != self.data_alignment:
+            raise ValueError(
+                f"metadata key 'general.alignment' is {field.value} ({value_type(int(field.type)).name}), but tensors "
+                f"are aligned to {self.data_alignment}; add_custom_alignment sets both"
+            )
 
     def _data(self, name: str, info: TensorInfo) -> Iterator[Any]:
         """A tensor's bytes; those in the temporary file follow each other as they are written."""

@@ -49,7 +49,10 @@ class Override(NamedTuple):
         if kind == "int":
             return cls(key, abs(int(value)), "uint32")  # llama-quantize, too, writes unsigned integers
         if kind == "float":
-            return cls(key, float(value), "float32")
+            number = float(value)
+            if math.isinf(number) and "inf" not in value.lower():
+                raise ValueError(f"{text!r}: {value} is too large for any type")
+            return cls(key, number, "float32")
         if kind == "bool" and value in ("true", "false"):
             return cls(key, value == "true", "bool")
         if kind == "str":

@@ -110,6 +110,7 @@ class Writer:
         self._entries: dict[str, Entry] = {}
         self._breaks: set[int] = set()
         self._closed = False
+        self._failed = False
         if alignment is not None:
             self.set("general.alignment", alignment, "uint32")
 
@@ -142,7 +143,9 @@ class Writer:
                 raise TypeError(f"metadata key {key!r}: an integer was expected, not {value!r}")
             if value < 1 or value & (value - 1) or value >> 32:
                 raise ValueError(f"metadata key {key!r}: {value} is no power of two below 2**32")
-            vtype = vtype or ValueType.UINT32
+            if vtype is not None and vtype is not ValueType.UINT32:
+                raise TypeError(f"metadata key {key!r}: GGUF has it as uint32, not {vtype.name.lower()}")
+            vtype = ValueType.UINT32
         self._fields[key] = self.layout.encode(key, value, vtype)
 
     def set_encoded(self, key: str, encoded: Encoded) -> None:
@@ -282,16 +285,24 @@ class Writer:
         GGUFError
             If a tensor's source doesn't give the bytes its shape and type need.
         ValueError
-            If the output is one of the inputs.
+            If the output is one of the inputs, or an earlier call failed.
+
+        Notes
+        -----
+        A second call, or one after :meth:`abort`, writes nothing and returns no paths.
         """
         if self._closed:
+            if self._failed:
+                raise ValueError(f"{self.path}: writing it failed, so there is no file; begin with a new writer")
             return []
-        self._closed = True
+        self._closed = self._failed = True
         stream = Stream(self.plan(), self.alignment, inputs=self._inputs, sync=self.sync, progress=self.progress)
         try:
             while stream.next is not None:
                 stream.put()
-            return stream.finish()
+            paths = stream.finish()
+            self._failed = False
+            return paths
         finally:
             stream.discard()
 

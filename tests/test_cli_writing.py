@@ -1,6 +1,8 @@
 """The commands that write and plan."""
 
+import hashlib
 import json
+import struct
 from pathlib import Path
 
 import gguf_bytes as gb
@@ -189,6 +191,18 @@ def test_edit(cli, model: Path, tmp_path: Path) -> None:
         (("--set", "general.tags=3"), "general.tags"),
         (("--delete", "missing"), "no metadata key 'missing'"),
         (("--type", "x=int128"), "no GGUF value type"),
+        (("--set", "q=" + "[" * 3000), "q: the value is nested too deeply"),
+        (("--set", "q=" + "[" * 100 + "]" * 100), "'q': arrays are nested deeper than"),
+        (("--set", "q=" + '{"a":' * 500 + "1" + "}" * 500), "'q': GGUF has no value type for dict"),
+        (("--set", "q=" + "[" * 3000, "--type", "q=string"), "q: the value is nested too deeply"),
+        (("--set", "g=1e400"), "g: 1e400 is too large"),
+        (("--set", "g=[1, -1e400]", "--type", "g=float64"), "g: -1e400 is too large"),
+        (("--set", "g=" + "1" * 5000), "g: "),
+        (("--set", "g=1" + "0" * 400, "--type", "g=float32"), "'g': an int of that size doesn't fit float32"),
+        (("--set", "k" * 65536 + "=1"), "longer than 65535"),
+        (("--rename", "general.name=" + "k" * 65536), "longer than 65535"),
+        (("--rename", "general.name="), "non-empty"),
+        (("--set", 'e=["a", 1]', "--type", "e=string"), "element 1 is int 1"),
     ],
 )
 def test_wrong_edits(cli, model: Path, arguments: tuple, message: str) -> None:
@@ -197,6 +211,48 @@ def test_wrong_edits(cli, model: Path, arguments: tuple, message: str) -> None:
     assert code == 2
     assert message in err
     assert model.read_bytes() == before
+
+
+def test_strings_and_lists_of_them(cli, model: Path, tmp_path: Path) -> None:
+    given = {
+        "a": '["a","b"]', "b": "[a]", "c": "[]", "d": '"quoted"', "llama.block_count": '["x"]',
+        "general.name": '["stays one"]', "general.tags": '["t", "u", "v"]', "e": "1e400",
+    }  # fmt: skip
+    arguments = [a for key, text in given.items() for a in ("--set", f"{key}={text}", "--type", f"{key}=string")]
+    assert cli("edit", model, *arguments)[0] == 0
+    with ggufx.open(model) as f:
+        kinds = {key: str(f.metadata.types[key]) for key in given}
+        assert list(f.metadata["a"]) == ["a", "b"]
+        assert f.metadata["b"] == "[a]"
+        assert f.metadata["d"] == '"quoted"'
+        assert f.metadata["general.name"] == '["stays one"]'
+    assert kinds == {
+        "a": "STRING[2]", "b": "STRING", "c": "STRING[0]", "d": "STRING", "llama.block_count": "STRING[1]",
+        "general.name": "STRING", "general.tags": "STRING[3]", "e": "STRING",
+    }  # fmt: skip
+    assert cli("edit", model, "--set", "inf=Infinity")[0] == 0
+    with ggufx.open(model) as f:
+        assert f.metadata["inf"] == float("inf")
+
+
+def test_saved_bytes_of_another_file(cli, model: Path) -> None:
+    other = model.with_name("other.gguf")
+    other.write_bytes(model.read_bytes())
+    with ggufx.open(other) as f:
+        size = f.data_offset
+    record = struct.Struct("<8sQQQQQ32s").pack(b"ggufxun2", 1, 5, size, 0, 0, bytes(32))
+    record += hashlib.sha256(record).digest()
+    # 1 < 5: the file of 5 bytes can't hold such a header
+    model.with_name(f".{model.name}.undo").write_bytes(record)
+    code, _, err = cli("edit", model, "--set", "llama.block_count=3")
+    assert (code, "damaged" in err) == (1, True)
+    record = struct.Struct("<8sQQQQQ32s").pack(b"ggufxun2", 1, size, size, 0, 0, bytes(32))
+    record += hashlib.sha256(record).digest()
+    model.with_name(f".{model.name}.undo").write_bytes(record)
+    code, _, err = cli("edit", model, "--set", "llama.block_count=3")
+    assert code == 0
+    assert err.startswith("ggufx: warning: ")
+    assert "this one has replaced" in err
 
 
 def test_split_merge_endian(cli, model: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -62,3 +64,21 @@ def test_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", GGUFWarning)
         run("models.md")
+
+
+def test_modules_that_the_pages_name_are_there_at_once() -> None:
+    """`import ggufx` is enough for what is called by its full name."""
+    names = sorted(
+        {
+            name
+            for page in DOCS.glob("*.md")
+            for name in re.findall(r"`(ggufx\.[a-z_]+(?:\.\w+)?)", page.read_text("utf-8"))
+        }
+    )
+    assert "ggufx.edit.edit" in names
+    code = "import sys, ggufx\nfor name in sys.argv[1:]:\n    eval(name)"
+    names = [n for n in names if not n.startswith(("ggufx.torch", "ggufx.integrations", "ggufx.compat", "ggufx.bench"))]
+    subprocess.run([sys.executable, "-c", code, *names], cwd="/", check=True, timeout=60)
+    for module in ("edit", "splitting"):
+        code = f"import ggufx, types; assert isinstance(ggufx.{module}, types.ModuleType), ggufx.{module}"
+        subprocess.run([sys.executable, "-c", code], cwd="/", check=True, timeout=60)

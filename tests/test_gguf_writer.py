@@ -410,3 +410,14 @@ def test_names_that_no_reader_takes_are_refused(tmp_path: Path) -> None:
         w.write_header_to_file()
     w.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_an_alignment_that_tensors_do_not_have(tmp_path: Path) -> None:
+    for key, kind in ((64, 4), (32, 6), (32, 10)):
+        w = GGUFWriter(tmp_path / "m.gguf", "llama")
+        w.add_key_value("general.alignment", key, kind)
+        w.add_tensor("t", np.zeros(4, np.float32))
+        with pytest.raises(ValueError, match="add_custom_alignment"):
+            w.write_header_to_file()
+        w.close()
+    assert not list(tmp_path.iterdir())

@@ -488,3 +488,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert child.returncode == 0, child.stderr
     assert int(child.stdout) < 60_000  # the input has 96 MB, the output 192
     assert (tmp_path / "out.gguf").stat().st_size > 12 * 16_000_000
+
+
+def test_an_override_that_is_too_large() -> None:
+    assert Override.parse("k=float:inf").value == float("inf")
+    with pytest.raises(ValueError, match="1e400 is too large"):
+        Override.parse("k=float:1e400")

@@ -390,3 +390,55 @@ def test_a_closed_writer_takes_nothing_more(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="closed"):
         w.set("b", 1)
     assert w.close() == []
+
+
+@pytest.mark.parametrize(
+    "kind", ["uint8", "uint16", "int32", "uint64", "float32", "string", "array", ValueType.UINT8, 0]
+)
+def test_alignment_has_one_type(tmp_path: Path, kind: object) -> None:
+    w = Writer(tmp_path / "m.gguf")
+    with pytest.raises(TypeError, match=r"general\.alignment.*uint32"):
+        w.set("general.alignment", 64, kind)
+    w.set("general.alignment", 64, "uint32")
+    assert w.alignment == 64
+
+
+def test_a_type_that_is_zero_is_a_type(tmp_path: Path) -> None:
+    with Writer(tmp_path / "m.gguf") as w:
+        w.set("a", 1, "uint8")
+        w.set("b", [1], ValueType.UINT8)
+        w.set("c", [], 0)
+        w.add("t", np.zeros(4, np.float32).tobytes(), shape=(4,), qtype=0)
+    with ggufx.open(tmp_path / "m.gguf") as f:
+        assert [str(f.metadata.types[key]) for key in "abc"] == ["UINT8", "UINT8[1]", "UINT8[0]"]
+        assert f["t"].qtype == 0
+
+
+def test_a_number_beyond_floats_names_the_key(tmp_path: Path) -> None:
+    w = Writer(tmp_path / "m.gguf")
+    for kind in ("float32", "float64", "uint8"):
+        with pytest.raises(ValueError, match="metadata key 'big'"):
+            w.set("big", 10**5000, kind)
+
+
+def test_close_after_a_failure_says_so(tmp_path: Path) -> None:
+    w = Writer(tmp_path / "m.gguf")
+    w.add("t", lambda: b"short", shape=(4,), qtype="F32")
+    with pytest.raises(GGUFError, match="5 bytes"):
+        w.close()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"m\.gguf: writing it failed"):
+            w.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_close_again_writes_nothing(tmp_path: Path) -> None:
+    w = Writer(tmp_path / "m.gguf")
+    w.set("a", 1)
+    assert w.close() == [str(tmp_path / "m.gguf")]
+    inode = (tmp_path / "m.gguf").stat().st_ino
+    assert w.close() == []
+    assert (tmp_path / "m.gguf").stat().st_ino == inode
+    aborted = Writer(tmp_path / "n.gguf")
+    aborted.abort()
+    assert aborted.close() == []

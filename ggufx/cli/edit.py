@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from math import isinf
 from typing import Any
 
 from ..sizes import format_size
 from ..valuetypes import ValueType
-from .terminal import printable
+from .terminal import printable, warnings_as_lines
 
 __all__ = ["add_arguments", "run"]
 
@@ -25,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=TYPE",
-        help="uint32, float32, string ...; of an array, its elements' type; by default what the key has",
+        help="uint32, float32, string ...; of an array, its elements' type; by default what the key has. With string, "
+        "a JSON list becomes an array too, unless the key is there as one string",
     )
     parser.add_argument("--delete", action="append", default=[], metavar="KEY", help="repeatable")
     parser.add_argument("--rename", action="append", default=[], metavar="OLD=NEW", help="repeatable")
@@ -40,14 +42,19 @@ def run(arguments: argparse.Namespace) -> int:
 
     types = {key: value_type(name) for key, name in (_pair(text, "--type") for text in arguments.type)}
     pairs = [_pair(text, "--set") for text in arguments.set]
-    if undo_unfinished(arguments.file):
-        print(f"{printable(arguments.file)}: an edit that was interrupted is undone")
+    with warnings_as_lines():
+        if undo_unfinished(arguments.file):
+            print(f"{printable(arguments.file)}: an edit that was interrupted is undone")
     with ggufx.open(arguments.file, shards=False) as f:
-        declared = {key: (kind.item or kind.type, kind.item is not None) for key, kind in f.metadata.types.items()}
+        declared = dict(f.metadata.types)
     values = {}
     for key, text in pairs:
-        kind, is_array = declared.get(key, (None, False))
-        values[key] = _value(key, text, types.get(key, kind), is_array)
+        own = declared.get(key)
+        is_array = own is not None and own.item is not None
+        kind = types.get(key, None if own is None else own.type if own.item is None else own.item)
+        if kind is ValueType.STRING and not is_array and (own is None or own.type is not ValueType.STRING):
+            is_array = text.lstrip().startswith("[") and _is_json(key, text)
+        values[key] = _value(key, text, kind, is_array)
     try:
         result = edit(
             arguments.file,
@@ -78,9 +85,36 @@ def _value(key: str, text: str, kind: ValueType | None, is_array: bool) -> Any:
     if kind is ValueType.STRING and not is_array:
         return text
     try:
-        return json.loads(text)
-    except ValueError:
+        return _json(key, text)
+    except json.JSONDecodeError:
         if kind is not None:
             wanted = f"a JSON list of {kind.name.lower()}" if is_array else kind.name.lower()
             raise ValueError(f"--set {key}: {text!r} is no {wanted}") from None
         return text
+
+
+def _json(key: str, text: str) -> Any:
+    """What a text is as JSON; a number that Python would make infinite is refused, ``Infinity`` is one."""
+
+    def number(digits: str) -> float:
+        value = float(digits)
+        if isinf(value):
+            raise ValueError(f"--set {key}: {digits} is too large for any type")
+        return value
+
+    try:
+        return json.loads(text, parse_float=number)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError:
+        raise ValueError(f"--set {key}: the value is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(str(error) if str(error).startswith("--set") else f"--set {key}: {error}") from None
+
+
+def _is_json(key: str, text: str) -> bool:
+    try:
+        _json(key, text)
+    except json.JSONDecodeError:
+        return False
+    return True

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import warnings
 from typing import Any
 
 from ..filetypes import FileType
 from ..formats import QType, type_name
 from ..sizes import format_size, parse_size
 from .progressbar import add_progress_argument, progress_bar
-from .terminal import printable
+from .terminal import printable, warnings_as_lines
 
 __all__ = ["add_arguments", "run"]
 
@@ -64,9 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.type is None and arguments.target_size is None:
         raise ValueError("TYPE or --target-size is needed")
     pairs = [_pair(text, "--tensor-type") for text in arguments.tensor_type]
-    with warnings.catch_warnings(), progress_bar(arguments.progress, "quantize") as progress:
-        warnings.showwarning = _show
-        warnings.simplefilter("always")
+    with warnings_as_lines(), progress_bar(arguments.progress, "quantize") as progress:
         report = requantize(
             arguments.input,
             arguments.output,
@@ -124,7 +120,3 @@ def _qtype(name: str | None) -> Any:
     if name.upper() not in QType.__members__:
         raise ValueError(f"{name!r} is no tensor type; there are {', '.join(QType.__members__)}")
     return QType[name.upper()]
-
-
-def _show(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"ggufx: warning: {printable(str(message))}", file=sys.stderr)

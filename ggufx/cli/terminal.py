@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
-__all__ = ["human_bytes", "human_count", "printable", "shortened"]
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["human_bytes", "human_count", "printable", "shortened", "warnings_as_lines"]
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Print each warning as a line on standard error, without the code that gave it."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _show
+        warnings.simplefilter("always")
+        yield
+
+
+def _show(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"ggufx: warning: {printable(str(message))}", file=sys.stderr)
 
 
 def printable(text: str) -> str:
