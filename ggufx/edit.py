@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .errors import GGUFError
 from .fieldbytes import Encoded, Layout, check_key, stored, value_type
 from .header import Limits, NeedMore, read_header
@@ -111,10 +113,10 @@ def edit(
                 return _copied(f, header, source, os.fstat(lock), sync=sync)
         with open(source, "rb") as old:
             before = old.read(len(header))
-        first = next((i for i, (a, b) in enumerate(zip(before, header, strict=True)) if a != b), None)
-        if first is None:
+        if before == header:
             return Edited(source, True, 0)
-        last = next(i for i in range(len(header) - 1, -1, -1) if before[i] != header[i]) + 1
+        changed = np.flatnonzero(np.frombuffer(before, np.uint8) != np.frombuffer(header, np.uint8))
+        first, last = int(changed[0]), int(changed[-1]) + 1
         replace_span(os.path.realpath(source), lock, before, first, header[first:last], sync=sync)
         return Edited(source, True, last - first)
 

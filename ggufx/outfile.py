@@ -41,6 +41,8 @@ UNDO_MAGIC = b"ggufxun2"
 PIECE = 1 << 26
 # Windows has none of these three. Nothing blocks on opening a regular file; a pipe that took its place would.
 NEVER_A_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+# So often is a file looked for that others create, rename and remove; some file systems never give it the same number.
+TRIES = 1000
 BINARY = getattr(os, "O_BINARY", 0)
 
 
@@ -120,7 +122,7 @@ def lock_file(path: str) -> Iterator[int]:
 
 def _open_locked(path: str) -> int:
     flags = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | BINARY
-    while True:
+    for _ in range(TRIES):
         try:
             fd = os.open(path, os.O_RDWR | flags)  # some network file systems lock only what may be written
         except OSError as error:
@@ -138,6 +140,7 @@ def _open_locked(path: str) -> int:
             os.close(fd)
             raise
         os.close(fd)
+    raise _busy(path)
 
 
 def _lock(fd: int, path: str) -> None:
@@ -146,7 +149,11 @@ def _lock(fd: int, path: str) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise OSError(errno.EBUSY, "another process is writing this file", path) from None
+        raise _busy(path) from None
+
+
+def _busy(path: str) -> OSError:
+    return OSError(errno.EBUSY, "another process is writing this file", path)
 
 
 def refuse_inputs(target: str, inputs: Iterable[str | os.PathLike[str]]) -> None:
@@ -225,7 +232,7 @@ class OutputFile:
             raise
 
     def _open(self, inputs: list[str | os.PathLike[str]]) -> int:
-        while True:
+        for _ in range(TRIES):
             try:
                 fd = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | NEVER_A_LINK | BINARY, 0o666)
             except FileExistsError:
@@ -240,6 +247,7 @@ class OutputFile:
                 os.close(fd)
                 raise
             os.close(fd)
+        raise _busy(self.target)
 
     def _clear(self, inputs: list[str | os.PathLike[str]]) -> None:
         """Remove what a killed writer left; its lock tells that nobody is writing it."""

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .errors import GGUFError, GGUFWarning
+from .header import Limits
 from .outfile import UNDO_MAGIC, OutputFile, lock_file, naming, open_own, sync_folder, undo_path
 
 __all__ = ["replace_span", "restore", "undo_unfinished"]
@@ -81,12 +82,14 @@ def restore(target: str, lock: int) -> bool:
             raise GGUFError(
                 f"{target}: an edit of it was interrupted, and it was changed since; remove {undo} if the file is whole"
             )
+        os.unlink(undo)  # before the warning, which may be an error
         warnings.warn(
             f"{target}: {undo} was left by an edit of a file that this one has replaced; it is removed",
             GGUFWarning,
             stacklevel=3,
         )
-    torn = span is not None and span not in (record.old, record.new)
+        return False
+    torn = span not in (record.old, record.new)
     if torn:
         if not same_file:
             raise GGUFError(
@@ -160,7 +163,8 @@ def _read(undo: str, head: bytes, size: int, read: Callable[[int], bytes]) -> _R
     """The record of a file of `size` bytes that begins with `head`; nothing is read before the sizes agree."""
     if len(head) == _HEAD.size:
         magic, inode, total, header, start, length, rest = _HEAD.unpack(head)
-        if magic == UNDO_MAGIC and size == _HEAD.size + 2 * length + _DIGEST and start + length <= header <= total:
+        longest = min(total, Limits().max_header_bytes)
+        if magic == UNDO_MAGIC and size == _HEAD.size + 2 * length + _DIGEST and start + length <= header <= longest:
             body, digest = read(2 * length), read(_DIGEST)
             if digest == _digest(head, body):
                 return _Record(inode, total, header, start, body[:length], body[length:], rest)

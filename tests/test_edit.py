@@ -290,6 +290,15 @@ def test_saved_bytes_never_go_into_another_file(model: Path, tmp_path: Path, sta
         assert (f.metadata["general.name"], f["t"].dequantize()[63]) == ("ANOTHER", 63)
 
 
+def test_a_warning_that_is_an_error_comes_once(model: Path, tmp_path: Path) -> None:
+    undo = interrupted(model)
+    other_model(tmp_path / "other.gguf", "another")
+    os.replace(tmp_path / "other.gguf", model)
+    with pytest.raises(GGUFWarning):
+        undo_unfinished(model)
+    assert not undo.exists()
+
+
 def test_a_torn_file_that_was_moved_is_not_decided_about(model: Path) -> None:
     undo = interrupted(model)
     torn = model.read_bytes()

@@ -14,6 +14,7 @@ import pytest
 import ggufx
 from ggufx import outfile
 from ggufx.cli import main
+from ggufx.edit import edit
 from ggufx.outfile import OutputFile
 from ggufx.splitting import split
 from ggufx.writer import Writer
@@ -330,6 +331,25 @@ def test_a_file_renamed_while_waiting_for_its_lock_is_left_alone(
     monkeypatch.setattr("ggufx.outfile.fcntl.flock", flock)
     write_model(tmp_path / "m.gguf")
     assert listing(tmp_path) == {"done.gguf": b"", **whole}
+
+
+def test_a_file_system_whose_numbers_change_is_no_endless_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("ggufx.outfile.os.path.samestat", lambda a, b: False)
+        with pytest.raises(OSError, match="another process is writing"):
+            write_model(tmp_path / "m.gguf")
+    write_model(tmp_path / "m.gguf")
+    assert list(listing(tmp_path)) == ["m.gguf"]
+
+
+def test_without_file_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[str, bytes]) -> None:
+    monkeypatch.setattr("ggufx.outfile.fcntl", None)
+    (tmp_path / ".m.gguf.partial").write_bytes(OLD)
+    write_model(tmp_path / "m.gguf")
+    assert listing(tmp_path) == whole
+    assert edit(tmp_path / "m.gguf", set={"general.architecture": "LLAMA"}).in_place
+    assert not edit(tmp_path / "m.gguf", set={"general.architecture": "L" * 100}).in_place
+    assert list(listing(tmp_path)) == ["m.gguf"]
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
