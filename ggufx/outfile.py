@@ -156,7 +156,7 @@ def _busy(path: str) -> OSError:
     return OSError(errno.EBUSY, "another process is writing this file", path)
 
 
-def refuse_inputs(target: str, inputs: Iterable[str | os.PathLike[str]]) -> None:
+def refuse_inputs(target: str, inputs: Iterable[str | os.PathLike[str]], what: str = "the output") -> None:
     """Refuse a target that is one of the inputs, under whatever name.
 
     Raises
@@ -174,7 +174,7 @@ def refuse_inputs(target: str, inputs: Iterable[str | os.PathLike[str]]) -> None
         except OSError:
             continue
         if same:
-            raise ValueError(f"{target}: the output is the input {os.fspath(source)!r}; write to another file")
+            raise ValueError(f"{target}: {what} is the input {os.fspath(source)!r}; write to another file")
 
 
 def check_free_space(target: str, nbytes: int) -> None:
@@ -251,7 +251,7 @@ class OutputFile:
 
     def _clear(self, inputs: list[str | os.PathLike[str]]) -> None:
         """Remove what a killed writer left; its lock tells that nobody is writing it."""
-        refuse_inputs(self.partial, inputs)
+        refuse_inputs(self.partial, inputs, "the hidden file that becomes the output")
         try:
             fd = open_own(self.partial, os.O_RDWR)
         except FileNotFoundError:

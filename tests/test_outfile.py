@@ -131,6 +131,13 @@ def small_disk(tmp_path: Path) -> Path:
     subprocess.run(["umount", str(tmp_path)], check=True)
 
 
+def test_a_disk_that_fills_up_while_decoding(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("m.safetensors", "m.npz"):
+        assert main(["decode", "-o", str(small_disk / name)]) == 1
+        assert f"{name}: No space left on device" in capsys.readouterr().err
+    assert listing(small_disk) == {}
+
+
 def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (small_disk / "m.gguf").write_bytes(OLD)
     with pytest.raises(OSError, match=r"bytes are needed and \d+ are free"):
