@@ -6,6 +6,7 @@ Whatever a caller gives (an array, packed blocks, an opened file's tensor, a pro
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -32,6 +33,8 @@ _FLOATS = frozenset({QType.F32, QType.F16, QType.F64, QType.BF16})
 # Values converted at once where the byte order differs.
 SWAP_VALUES = 1 << 20
 MAX_DIMS = 4
+# Readers count values and bytes in signed 64-bit numbers.
+LARGEST = (1 << 63) - 1
 
 
 def make_entry(
@@ -56,12 +59,57 @@ def _planned(name: str, source: Source, shape: Sequence[int] | None, kind: QType
     if shape is None or kind is None:
         raise TypeError(f"tensor {name!r}: data that comes later needs shape and qtype")
     dims = _dims(name, shape)
-    return Entry(name, dims, kind, _size(name, dims, kind), source, _swapped(kind, byteorder))
+    size = _size(name, dims, kind)
+    return Entry(name, dims, kind, size, lambda: _checked(name, source(), kind), _swapped(kind, byteorder))
+
+
+def _checked(name: str, given: Any, kind: QType) -> Any:
+    """What a source gave; typed arrays have to be of the tensor's type, and become little-endian as blocks are."""
+    if isinstance(given, (Iterator, list, tuple)):
+        return (_little(name, piece, kind) for piece in given)
+    return _little(name, given, kind)
+
+
+def _little(name: str, piece: Any, kind: QType) -> Any:
+    if not isinstance(piece, (np.ndarray, np.generic)):
+        return piece
+    array = _unmasked(name, piece)
+    if array.dtype == np.uint8:
+        return array
+    own = QType.BF16 if kind is QType.BF16 and _is_u16(array) else _own_type(array.dtype)
+    if own is not kind:
+        raise TypeError(
+            f"tensor {name!r}: its source gave an array of {array.dtype}, where {kind.name} needs "
+            + ("packed bytes (uint8)" if kind.is_quantized else f"{_dtype_name(kind)} or bytes")
+        )
+    return np.concatenate([np.zeros(0, np.uint8), *_typed_pieces(array, "<")]) if _foreign(array) else array
+
+
+def _foreign(array: np.ndarray[Any, Any]) -> bool:
+    return array.dtype.name != "bfloat16" and bool(array.dtype != array.dtype.newbyteorder("<"))
+
+
+def _is_u16(array: np.ndarray[Any, Any]) -> bool:
+    return (array.dtype.kind, array.dtype.itemsize) == ("u", 2)
+
+
+def _dtype_name(kind: QType) -> str:
+    return next((str(np.dtype(code)) for code, own in _FROM_DTYPE.items() if own is kind), "bfloat16 or uint16")
+
+
+def _unmasked(name: str, data: Any) -> np.ndarray[Any, Any]:
+    """An array without what a subclass adds; a mask has no place in a file."""
+    if isinstance(data, np.ma.MaskedArray):
+        hidden = int(np.count_nonzero(np.ma.getmaskarray(data)))
+        if hidden:
+            raise ValueError(f"tensor {name!r}: {hidden} of {data.size} values are masked; fill them first")
+    return np.asarray(data)
 
 
 def _from_array(name: str, data: Any, shape: Sequence[int] | None, kind: QType | None, byteorder: str) -> Entry:
     try:
-        array = np.asarray(data) if isinstance(data, (np.ndarray, np.generic)) else np.frombuffer(data, np.uint8)
+        typed = isinstance(data, (np.ndarray, np.generic))
+        array = _unmasked(name, data) if typed else np.frombuffer(data, np.uint8)
     except TypeError:
         raise TypeError(
             f"tensor {name!r}: an array, a buffer, a tensor or a callable was expected, not {type(data).__name__}"
@@ -69,7 +117,7 @@ def _from_array(name: str, data: Any, shape: Sequence[int] | None, kind: QType |
     own = _own_type(array.dtype)
     if array.dtype == np.uint8 and kind is not QType.I8:
         return _from_packed(name, array, shape, kind, byteorder, is_array=isinstance(data, np.ndarray))
-    if array.dtype == np.uint16 and kind is QType.BF16:
+    if kind is QType.BF16 and _is_u16(array):
         own = QType.BF16
     if own is None:
         raise TypeError(f"tensor {name!r}: no tensor type holds numpy's {array.dtype}")
@@ -167,16 +215,21 @@ def _dims(name: str, shape: Sequence[int]) -> tuple[int, ...]:
         raise ValueError(f"tensor {name!r}: negative dimension in shape {dims}")
     if len(dims) > MAX_DIMS:
         raise ValueError(f"tensor {name!r}: {len(dims)} dimensions in shape {dims}, at most {MAX_DIMS} are possible")
+    if math.prod(dims) > LARGEST or max(dims, default=0) > LARGEST:
+        raise ValueError(f"tensor {name!r}: shape {dims} is more values than a file can hold")
     return dims
 
 
 def _size(name: str, dims: tuple[int, ...], kind: QType) -> int:
     try:
-        return nbytes(dims, kind)
+        size = nbytes(dims, kind)
     except GGUFError as error:
         meant = _logical_shape(dims, kind)
         hint = f"; if {dims} counts bytes, the logical shape is {meant}" if meant else ""
         raise ValueError(f"tensor {name!r}, shape {dims}: {error}{hint}") from None
+    if size > LARGEST:
+        raise ValueError(f"tensor {name!r}: shape {dims} of {kind.name} is more bytes than a file can hold")
+    return size
 
 
 def _logical_shape(shape: tuple[int, ...], kind: QType) -> tuple[int, ...] | None:

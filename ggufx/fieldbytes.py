@@ -113,8 +113,10 @@ class Layout:
         """
         if isinstance(value, (memoryview, array)):
             value = np.asarray(value)
-        if isinstance(value, np.ndarray) and value.ndim == 0:
-            value = value[()]
+        if isinstance(value, np.ndarray):
+            value = _plain_array(key, value)
+            if value.ndim == 0:
+                value = value[()]
         try:
             if isinstance(value, (str, bytes, bytearray)) or not _is_array(value):
                 return self._scalar(key, value, vtype)
@@ -139,6 +141,7 @@ class Layout:
         if depth > DEEPEST:
             raise TypeError(f"metadata key {key!r}: arrays are nested deeper than {DEEPEST} levels")
         if isinstance(value, np.ndarray):
+            value = _plain_array(key, value)
             if value.ndim > 1:
                 value = list(value)
                 if not value:
@@ -267,6 +270,15 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or (isinstance(value, Sequence) and not isinstance(value, str))
 
 
+def _plain_array(key: str, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array without what a subclass adds: a matrix never loses a dimension, and a mask has no place in a file."""
+    if isinstance(value, np.ma.MaskedArray):
+        hidden = int(np.count_nonzero(np.ma.getmaskarray(value)))
+        if hidden:
+            raise ValueError(f"metadata key {key!r}: {hidden} of {value.size} values are masked; fill them first")
+    return np.asarray(value)
+
+
 def _describe(value: Any) -> str:
     try:
         text = repr(value)
@@ -302,6 +314,9 @@ def _item_type(key: str, values: Sequence[Any]) -> ValueType:
         return ValueType.STRING
     if _is_array(values[0]):
         return ValueType.ARRAY
+    for i, v in enumerate(values):
+        if v is np.ma.masked:
+            raise ValueError(f"metadata key {key!r}: element {i} is masked; fill it first")
     types = {_scalar_type(key, v) for v in values}
     if len(types) == 1 and (not types <= _INTEGERS or all(isinstance(v, np.generic) for v in values)):
         return types.pop()
@@ -320,4 +335,6 @@ def _integer_type(key: str, values: Sequence[int], narrow: tuple[ValueType, ...]
         info = np.iinfo(_code(vtype))
         if info.min <= low and high <= info.max:
             return vtype
-    raise ValueError(f"metadata key {key!r}: no integer type holds {low if low < 0 else high}")
+    ends = [v for v in (low, high) if not np.iinfo("i8").min <= v <= np.iinfo("u8").max]
+    what = str(ends[0]) if ends else f"both {low} and {high}"
+    raise ValueError(f"metadata key {key!r}: no integer type holds {what}")

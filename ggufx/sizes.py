@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from typing import Any
 
-__all__ = ["format_size", "parse_size"]
+__all__ = ["count_of", "format_size", "parse_size", "size_of"]
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", 1):
@@ -27,6 +29,40 @@ def parse_size(text: str | int) -> int:
     if not match or match[2].upper() not in _UNITS:
         raise ValueError(f"{text!r} is no size; write it like 7.5GiB, 800MB or 1048576")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def count_of(name: str, value: Any) -> int:
+    """An argument that counts something.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no integer, or below 1; the message names the argument.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is {value!r}, an integer was expected")
+    count = operator.index(value)
+    if count < 1:
+        raise ValueError(f"{name} is {count}, at least 1 was expected")
+    return count
+
+
+def size_of(name: str, value: Any) -> int:
+    """An argument that is a byte count: an integer, or text as :func:`parse_size` takes it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is neither, or below 1; the message names the argument.
+    """
+    if isinstance(value, str):
+        try:
+            value = parse_size(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    elif isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is {value!r}; bytes were expected, as an integer or as text like '4GiB'")
+    return count_of(name, value)
 
 
 def format_size(nbytes: float) -> str:

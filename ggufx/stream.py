@@ -6,8 +6,10 @@ appears under its name.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +18,11 @@ from .errors import GGUFError
 from .fieldbytes import Encoded, Layout
 from .formats import SWAP_FIELDS, QType
 from .outfile import OutputFile, check_free_space, refuse_inputs
+
+try:
+    import fcntl
+except ImportError:  # as in outfile
+    fcntl = None  # type: ignore[assignment]
 
 __all__ = [
     "Entry",
@@ -28,6 +35,8 @@ __all__ = [
     "swap_blocks",
 ]
 
+# Opening a hidden file again: never through a link. Windows has none of these but the last.
+_SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 # Blocks swapped at once.
 SWAP_BLOCKS = 1 << 16
 
@@ -81,9 +90,74 @@ def header_bytes(
         out += layout.string(entry.name) + layout.u32(len(entry.shape))
         for dim in reversed(entry.shape):
             out += layout.length(dim)
+        if offset + entry.nbytes >> 63:
+            raise ValueError(f"tensor {entry.name!r}: it would end beyond the largest offset a reader knows, 2**63 - 1")
         out += layout.u32(entry.qtype) + layout.u64(offset)
         offset += padded(entry.nbytes, alignment)
     return bytes(out) + bytes(-len(out) % alignment if pad else 0)
+
+
+class _Shard(OutputFile):
+    """An output that is closed while others are written: a set may have more files than a process may open.
+
+    The first file of a set stays open, and its lock keeps other writers of the set away. What happens to one that
+    rests is noticed all the same.
+    """
+
+    _resting: os.stat_result | None = None
+
+    def rest(self) -> None:
+        """Close the file; nothing is lost."""
+        self._resting = os.fstat(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+
+    def wake(self) -> None:
+        """Open the file again behind what was written; nothing happens where it is open.
+
+        Raises
+        ------
+        OSError
+            If another process writes it, or has touched it.
+        """
+        if self._resting is None:
+            return
+        touched = OSError(errno.EBUSY, "another process wrote this file at the same time", self.target)
+        try:
+            fd = os.open(self.partial, os.O_RDWR | _SAFELY)
+        except FileNotFoundError:
+            raise touched from None
+        try:
+            if fcntl is not None:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self._untouched(os.fstat(fd)):
+                raise touched
+            os.lseek(fd, 0, os.SEEK_END)
+        except BlockingIOError:
+            os.close(fd)
+            raise touched from None
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd, self._resting = fd, None
+
+    def check(self) -> None:
+        """Refuse a file that was touched while it rested."""
+        if self._resting is not None:
+            self.wake()
+            self.rest()
+
+    def _untouched(self, now: os.stat_result) -> bool:
+        before = self._resting
+        assert before is not None
+        same = (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns)
+        return same and os.path.samestat(before, now)
+
+    def discard(self) -> None:
+        """Remove what was written, unless it is another process's by now."""
+        with suppress(OSError):
+            self.wake()
+        super().discard()
 
 
 class Stream:
@@ -125,13 +199,16 @@ class Stream:
         for file in files:
             refuse_inputs(file.path, inputs)
         check_free_space(os.path.realpath(files[0].path), sum(self._sizes))
-        self._outputs: list[OutputFile] = []
+        self._outputs: list[_Shard] = []
+        self._current = 0
         self._queue = [(number, entry) for number, file in enumerate(files) for entry in file.entries]
         self._queue.reverse()
         try:
-            for file in files:
-                self._outputs.append(OutputFile(file.path, inputs=inputs, sync=sync))
+            for number, file in enumerate(files):
+                self._outputs.append(_Shard(file.path, inputs=inputs, sync=sync))
                 self._outputs[-1].write(file.header)
+                if number:
+                    self._outputs[-1].rest()
         except BaseException:
             self.discard()
             raise
@@ -148,7 +225,7 @@ class Stream:
     def put(self, data: Any = None) -> None:
         """Write the next tensor, from its source or from `data`."""
         number, entry = self._queue.pop()
-        out = self._outputs[number]
+        out = self._turn_to(number)
         for piece in _pieces(entry, entry.source() if data is None else data):
             out.write(piece)
             self.done += len(piece)
@@ -158,11 +235,26 @@ class Stream:
 
     def finish(self) -> list[str]:
         """Check sizes, wait for the disk, and let the files appear; returns their paths."""
-        for out, size in zip(self._outputs, self._sizes, strict=True):
-            out.finish(size)
+        for number in range(self._current, len(self._outputs)):
+            self._turn_to(number)
+        self._outputs[self._current].finish(self._sizes[self._current])
         for out in self._outputs:
+            out.check()
+        for out in self._outputs:
+            out.wake()
             out.publish()
         return [out.target for out in self._outputs]
+
+    def _turn_to(self, number: int) -> _Shard:
+        """The file whose turn it is, open; those before it are finished, and only the first of them stays open."""
+        while self._current < number:
+            before = self._outputs[self._current]
+            before.finish(self._sizes[self._current])
+            if self._current:
+                before.rest()
+            self._current += 1
+            self._outputs[self._current].wake()
+        return self._outputs[number]
 
     def discard(self) -> None:
         """Remove what isn't published."""

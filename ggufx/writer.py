@@ -18,6 +18,7 @@ from .entries import make_entry
 from .fieldbytes import Encoded, Layout, check_key, check_tensor_name, stored, value_type
 from .formats import QType
 from .metadata import Metadata
+from .sizes import count_of, size_of
 from .splits import shard_name
 from .stream import Entry, PlannedFile, Progress, Stream, header_bytes, padded
 from .tensor import Tensor
@@ -47,9 +48,12 @@ class Writer:
     version : {3, 2, 1}
         The GGUF version; 1 has 32-bit lengths, and big-endian files are version 3.
     alignment : int, optional
-        A power of two; sets ``general.alignment``. Without it the key decides, or 32 where there is none.
-    split_max_bytes, split_max_tensors : int, optional
-        Begin a new shard before the tensor data of one passes this.
+        A power of two; sets ``general.alignment``, whatever the metadata given to :meth:`update` says. Without it the
+        key decides, or 32 where there is none.
+    split_max_bytes : int or str, optional
+        Begin a new shard before the tensor data of one passes this: bytes, or ``"4GiB"``, ``"4GB"`` ...
+    split_max_tensors : int, optional
+        Begin a new shard before one holds more tensors.
     split_first_empty : bool
         Keep the first shard free of tensors (metadata alone).
     split_always : bool
@@ -77,7 +81,7 @@ class Writer:
         byteorder: str = "little",
         version: int = 3,
         alignment: int | None = None,
-        split_max_bytes: int | None = None,
+        split_max_bytes: int | str | None = None,
         split_max_tensors: int | None = None,
         split_first_empty: bool = False,
         split_always: bool = False,
@@ -86,20 +90,20 @@ class Writer:
         sync: bool = True,
         progress: Progress | None = None,
     ) -> None:
-        self.path = os.fspath(path)
+        self.path = os.fsdecode(path)
         if byteorder not in ("little", "big"):
             raise ValueError(f"byteorder is {byteorder!r}, 'little' or 'big' was expected")
         if version not in (1, 2, 3):
             raise ValueError(f"GGUF version {version} isn't known (1, 2 and 3 are)")
         if byteorder == "big" and version != 3:
             raise ValueError(f"big-endian files are GGUF version 3, not {version}")
-        for name, limit in (("split_max_bytes", split_max_bytes), ("split_max_tensors", split_max_tensors)):
-            if limit is not None and limit < 1:
-                raise ValueError(f"{name} is {limit}, at least 1 was expected")
         self.byteorder = byteorder
         self.layout = Layout(byteorder, version)
-        self.split_max_bytes = split_max_bytes
-        self.split_max_tensors = split_max_tensors
+        self.split_max_bytes = None if split_max_bytes is None else size_of("split_max_bytes", split_max_bytes)
+        self.split_max_tensors = None if split_max_tensors is None else count_of("split_max_tensors", split_max_tensors)
+        splits = split_always or split_first_empty or not (split_max_bytes is None and split_max_tensors is None)
+        if not (shard_prefix(self.path) if splits else os.path.basename(self.path)):
+            raise ValueError(f"{self.path!r} names no file to write")
         self.split_first_empty = split_first_empty
         self.split_always = split_always
         self.split_keys = tuple(split_keys)
@@ -111,6 +115,7 @@ class Writer:
         self._breaks: set[int] = set()
         self._closed = False
         self._failed = False
+        self._aligned = alignment is not None
         if alignment is not None:
             self.set("general.alignment", alignment, "uint32")
 
@@ -168,12 +173,16 @@ class Writer:
         return key in self._fields
 
     def update(self, metadata: Mapping[str, Any]) -> None:
-        """Set many keys; those of an opened file keep their declared types and exact bytes."""
+        """Set many keys; those of an opened file keep their declared types and exact bytes.
+
+        An alignment that was given to the writer stays.
+        """
+        keys = [key for key in metadata if not (self._aligned and key == "general.alignment")]
         if not isinstance(metadata, Metadata):
-            for key, value in metadata.items():
-                self.set(key, value)
+            for key in keys:
+                self.set(key, metadata[key])
             return
-        for key in metadata:
+        for key in keys:
             source, encoded = stored(metadata, key)
             self.set_encoded(key, self.layout.recode(source, encoded, f"metadata key {key!r}"))
 
@@ -204,7 +213,7 @@ class Writer:
             A typed array (float32, float16, float64, int8 to int64, ml_dtypes' bfloat16), written as it is, or
             quantized on the way if `qtype` is another type. Packed blocks as uint8 or any buffer, with `shape` and
             `qtype`. A callable that returns the packed bytes, or an iterable of buffers that are them in pieces, when
-            their turn comes.
+            their turn comes; typed arrays among them have to be of `qtype`.
         shape : sequence of int, optional
             The logical shape in numpy's order, in values, never in bytes. Needed for packed data.
         qtype : QType, int or str, optional
@@ -216,7 +225,10 @@ class Writer:
             If type, shape and bytes don't agree; a byte shape is refused with the logical one beside it.
         """
         self._check_name(name)
-        self._entries[name] = make_entry(name, data, shape, qtype, self.byteorder)
+        entry = make_entry(name, data, shape, qtype, self.byteorder)
+        if self.layout.width == 4 and any(d >> 32 for d in entry.shape):
+            raise ValueError(f"tensor {name!r}: version 1 files can't hold shape {entry.shape}; write version 3")
+        self._entries[name] = entry
         if isinstance(data, Tensor):
             self._inputs.append(data.path)
 
@@ -372,3 +384,8 @@ def write(
             else:
                 writer.add(name, data)
         return writer.close()
+
+
+def shard_prefix(path: str) -> str:
+    """What the names of a set's shards begin with, without their folder."""
+    return os.path.basename(path).removesuffix(".gguf")

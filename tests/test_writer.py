@@ -1,7 +1,9 @@
 """Writing: values, shapes, splits, byte orders; the gguf package reads what we write."""
 
 import itertools
+import os
 import struct
+import sys
 from array import array
 from pathlib import Path
 
@@ -442,3 +444,192 @@ def test_close_again_writes_nothing(tmp_path: Path) -> None:
     aborted = Writer(tmp_path / "n.gguf")
     aborted.abort()
     assert aborted.close() == []
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+@pytest.mark.parametrize("stored", [32, None])
+def test_an_alignment_given_wins_over_copied_metadata(tmp_path: Path, stored: int | None, as_dict: bool) -> None:
+    source, out = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    write(source, {"general.architecture": "x"}, TYPED, sync=False, **({"alignment": stored} if stored else {}))
+    with ggufx.open(source) as f:
+        write(out, dict(f.metadata) if as_dict else f.metadata, f.tensors, alignment=256, sync=False)
+    with ggufx.open(out) as f:
+        assert (f.alignment, f.metadata["general.alignment"]) == (256, 256)
+        assert all(t.offset % 256 == 0 for t in f.tensors.values())
+    assert gguf.GGUFReader(out).alignment == 256
+    w = Writer(tmp_path / "c.gguf")
+    with pytest.raises(TypeError, match="uint32, not float32"):
+        w.set("general.alignment", 64, "float32")
+
+
+@pytest.mark.parametrize("byteorder", ["little", "big"])
+def test_what_a_callable_gives_is_checked_and_converted(tmp_path: Path, byteorder: str) -> None:
+    path, x = tmp_path / "f.gguf", np.arange(8, dtype=np.float32)
+    given = {
+        "native": (lambda: x, "F32"),
+        "big": (lambda: x.astype(">f4"), "F32"),
+        "pieces": (lambda: iter([x[:3].astype(">f4"), x[3:]]), "F32"),
+        "bytes": (lambda: x.astype("<f4").tobytes(), "F32"),
+        "half": (lambda: x.astype(">f2"), "F16"),
+        "bf16": (lambda: (x.view(np.uint32) >> 16).astype(">u2"), "BF16"),
+        "int": (lambda: np.arange(8, dtype=">i2"), "I16"),
+    }
+    with Writer(path, byteorder=byteorder, sync=False) as w:
+        for name, (source, qtype) in given.items():
+            w.add(name, source, shape=(8,), qtype=qtype)
+    with ggufx.open(path) as f:
+        for name in given:
+            values = f[name].data if name == "int" else f[name].dequantize()
+            np.testing.assert_array_equal(values, x, name)
+
+
+@pytest.mark.parametrize(
+    ("array", "qtype", "message"),
+    [
+        (np.arange(8, dtype=np.int32), "F32", "gave an array of int32, where F32 needs float32"),
+        (np.arange(4, dtype=np.float64), "F32", "gave an array of float64"),
+        (np.arange(8, dtype=np.float32), "I32", "where I32 needs int32"),
+        (np.arange(8, dtype=np.uint16), "F16", "where F16 needs float16"),
+        (np.arange(4, dtype=np.float32), "BF16", "where BF16 needs bfloat16 or uint16"),
+        (np.zeros(18, np.int8), "Q4_0", "where Q4_0 needs packed bytes"),
+        (np.ma.array(np.ones(8, np.float32), mask=[1] + 7 * [0]), "F32", "1 of 8 values are masked"),
+    ],
+)
+def test_an_array_of_another_type_from_a_callable_is_refused(
+    tmp_path: Path, array: np.ndarray, qtype: str, message: str
+) -> None:
+    for source in (lambda: array, lambda: [array], lambda: iter([array])):
+        w = Writer(tmp_path / "f.gguf", sync=False)
+        w.add("a", source, shape=(32,) if qtype == "Q4_0" else (8,), qtype=qtype)
+        with pytest.raises((TypeError, ValueError), match=f"'a'.*{message}"):
+            w.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_shapes_beyond_any_file_are_refused(tmp_path: Path) -> None:
+    w = Writer(tmp_path / "f.gguf")
+    for shape, qtype, message in (
+        ((2**62, 4), "F32", "more values than"),
+        ((2**61, 3), "F32", "more bytes than"),
+        ((0, 2**64), "I8", "more values than"),
+    ):
+        with pytest.raises(ValueError, match=f"'a'.*{message}"):
+            w.add("a", bytes, shape=shape, qtype=qtype)
+    for name in "ab":
+        w.add(name, bytes, shape=(2**60, 6), qtype="I8")
+    with pytest.raises(ValueError, match=r"'b'.*beyond the largest offset"):
+        w.close()
+    with pytest.raises(ValueError, match=r"'a'.*version 1"):
+        Writer(tmp_path / "f.gguf", version=1).add("a", bytes, shape=(2**32,), qtype="I8")
+
+
+def test_limits_of_shards_are_sizes_and_counts(tmp_path: Path) -> None:
+    tensors = {f"t{i}": np.zeros(256, np.float32) for i in range(4)}
+    for limit in (2048, "2KiB", "2K", np.int64(2048)):
+        assert len(write(tmp_path / "f.gguf", {}, tensors, split_max_bytes=limit, sync=False)) == 2
+    for option, value, error, message in (
+        ("split_max_bytes", 1.5e9, TypeError, "split_max_bytes is 1500000000.0.*'4GiB'"),
+        ("split_max_bytes", True, TypeError, "split_max_bytes is True"),
+        ("split_max_bytes", "4X", ValueError, "split_max_bytes: '4X' is no size"),
+        ("split_max_bytes", "0.2", ValueError, "split_max_bytes is 0"),
+        ("split_max_tensors", 1.5, TypeError, "split_max_tensors is 1.5"),
+        ("split_max_tensors", "2", TypeError, "split_max_tensors is '2'"),
+        ("split_max_tensors", 0, ValueError, "split_max_tensors is 0"),
+    ):
+        with pytest.raises(error, match=message):
+            Writer(tmp_path / "f.gguf", **{option: value})
+
+
+@pytest.mark.parametrize("path", ["", "sub/", ".gguf", "sub/.gguf"])
+def test_a_path_without_a_name_is_refused(path: str) -> None:
+    with pytest.raises(ValueError, match="names no file"):
+        Writer(path, split_max_tensors=1)
+    if not path.endswith(".gguf"):
+        with pytest.raises(ValueError, match="names no file"):
+            Writer(path)
+
+
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+def test_masks_and_matrices(tmp_path: Path) -> None:
+    w = Writer(tmp_path / "f.gguf")
+    hidden = np.ma.array([1, 2, 3], mask=[0, 1, 0])
+    for value in (hidden, np.ma.masked, [hidden], [1, np.ma.masked], np.ma.array(1, mask=True)):
+        with pytest.raises(ValueError, match=r"'k'.*masked"):
+            w.set("k", value)
+    with pytest.raises(ValueError, match=r"'t'.*1 of 3 values are masked"):
+        w.add("t", hidden.astype(np.int32))
+    layout = Layout()
+    assert layout.encode("k", np.ma.array([1, 2])) == layout.encode("k", np.array([1, 2]))
+    for matrix in (np.asmatrix([[1, 2], [3, 4]]), [np.asmatrix([1, 2])]):
+        assert layout.encode("k", matrix) == layout.encode("k", np.asarray(matrix))
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ([-1, 2**63], f"both -1 and {2**63}"),
+        ([-1, 2**64], str(2**64)),
+        ([1, -(2**63) - 1], str(-(2**63) - 1)),
+        (2**64, str(2**64)),
+    ],
+)
+def test_integers_beyond_all_types_are_named(value: object, what: str) -> None:
+    with pytest.raises(ValueError, match=f"no integer type holds {what}$"):
+        Layout().encode("k", value)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of open files are POSIX's")
+@pytest.mark.parametrize("first_empty", [False, True])
+def test_more_shards_than_files_may_be_open(tmp_path: Path, first_empty: bool) -> None:
+    import resource
+
+    tensors = {f"t{i}": np.full(8, i, np.int8) for i in range(100)}
+    options = {"split_max_tensors": 1, "split_first_empty": first_empty, "sync": False}
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 200
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 12, limits[1]))
+    try:
+        paths = write(tmp_path / "m.gguf", {"general.architecture": "x"}, tensors, **options)
+        before = {p: Path(p).read_bytes() for p in paths}
+
+        def broken() -> bytes:
+            raise RuntimeError
+
+        with pytest.raises(RuntimeError):
+            write(tmp_path / "m.gguf", {}, tensors | {"t99": (broken, (8,), "I8")}, **options)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert {p.name for p in tmp_path.iterdir()} == {os.path.basename(p) for p in paths}
+    assert {p: Path(p).read_bytes() for p in paths} == before
+    with ggufx.open(paths[0]) as f:
+        for name, x in tensors.items():
+            np.testing.assert_array_equal(f[name].data, x)
+
+
+@pytest.mark.parametrize("how", ["gone", "another", "longer", "locked"])
+def test_a_shard_that_another_process_touches_is_noticed(tmp_path: Path, how: str) -> None:
+    partial = tmp_path / ".m-00002-of-00003.gguf.partial"
+    held = []
+
+    def touch() -> bytes:
+        if how in ("gone", "another"):
+            partial.unlink()
+        if how == "another":
+            partial.write_bytes(b"x")
+        if how == "longer":
+            with partial.open("ab") as file:
+                file.write(b"x")
+        if how == "locked":
+            fcntl = pytest.importorskip("fcntl")
+            held.append(partial.open("rb"))
+            fcntl.flock(held[0], fcntl.LOCK_EX)
+        return bytes(8)
+
+    tensors = {"a": np.zeros(8, np.int8), "b": np.zeros(8, np.int8), "c": (touch, (8,), "I8")}
+    with pytest.raises(OSError, match="another process wrote this file") as caught:
+        write(tmp_path / "m.gguf", {}, tensors, split_max_tensors=1, sync=False)
+    assert caught.value.filename == str(tmp_path / "m-00002-of-00003.gguf")
+    for file in held:
+        file.close()
+    left = {p.name for p in tmp_path.iterdir()}
+    assert left == (set() if how == "gone" else {partial.name})  # the other's file isn't ours to remove
