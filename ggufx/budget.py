@@ -8,6 +8,7 @@ noise. The sum over the tensors is then made as small as the budget allows.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .choices import Choice
+from .errors import GGUFError, GGUFWarning
 from .formats import QType, nbytes
 from .recipes import NEED_IMATRIX, fitting_type
 from .slabs import ordered
@@ -25,7 +27,8 @@ __all__ = ["CANDIDATES", "Measured", "assign", "measure", "relative_error", "sam
 
 Floats = npt.NDArray[np.float32]
 
-# What a tensor may become. The IQ1, IQ2 and IQ3_XXS types are candidates only with an importance matrix.
+# What a tensor may become, besides what it is. The IQ1, IQ2 and IQ3_XXS types are candidates only with an importance
+# matrix.
 CANDIDATES = (
     QType.Q2_K,
     QType.Q3_K,
@@ -39,6 +42,7 @@ CANDIDATES = (
     QType.Q6_K,
     QType.Q8_0,
     QType.F16,
+    QType.BF16,
 )
 IMATRIX_CANDIDATES = (QType.IQ1_S, QType.IQ1_M, QType.IQ2_XXS, QType.IQ2_XS, QType.IQ2_S, QType.IQ3_XXS)
 # Values of a tensor that are looked at.
@@ -129,18 +133,48 @@ def measure(
 
     def work(pair: tuple[Choice, QType]) -> float:
         c, qtype = pair
+        if qtype == c.source:
+            return 0.0  # it stays as it is
         rows, importance = _sample(tensors[c.name], weights[c.name])
-        return relative_error(rows, qtype, importance)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", GGUFWarning)
+                return relative_error(rows, qtype, importance)
+        except GGUFError as error:
+            raise _named(tensors[c.name], error) from error
 
     pairs = []
     for c in choices:
         kinds = {fitting_type(c.name, c.shape, t) for t in wanted}
-        pairs += [(c, t) for t in sorted(kinds) if weights[c.name] is not None or t not in NEED_IMATRIX]
+        if isinstance(c.source, QType):
+            # Nothing that is as large can be better than what is there.
+            most = padded(nbytes(c.shape, c.source), alignment)
+            kinds = {t for t in kinds if padded(nbytes(c.shape, t), alignment) < most} | {c.source}
+        allowed = kinds if weights[c.name] is not None else kinds - set(NEED_IMATRIX) | kinds & {c.source}
+        pairs += [(c, t) for t in sorted(allowed)]
     found: dict[str, dict[QType, float]] = {c.name: {} for c in choices}
     for (c, qtype), error in zip(pairs, ordered(work, pairs, threads), strict=True):
-        found[c.name][qtype] = error
+        if math.isfinite(error):  # a scale or value that overflows makes a type none to choose
+            found[c.name][qtype] = error
     sizes = {c.name: {t: padded(nbytes(c.shape, t), alignment) for t in found[c.name]} for c in choices}
     return [Measured(c.name, sizes[c.name], found[c.name]) for c in choices]
+
+
+def _named(tensor: Tensor, error: GGUFError) -> GGUFError:
+    """The error of a sample, with the file, the tensor and the position of the first value that isn't finite."""
+    width = tensor.shape[-1]
+    rows = math.prod(tensor.shape[:-1])
+    step = max(1, SAMPLE // max(width, 1))
+    for start in range(0, rows, step):
+        values = tensor.rows(start, min(start + step, rows)).dequantize(np.float32, threads=1)
+        bad = np.argwhere(~np.isfinite(values))
+        if len(bad):
+            row, column = (int(i) for i in bad[0])
+            at = [int(i) for i in np.unravel_index(row + start, tensor.shape[:-1])]
+            return GGUFError(
+                f"{tensor.label}: the value at {[*at, column]} is {values[row, column]}: no number to quantize"
+            )
+    return GGUFError(f"{tensor.label}: {error}")
 
 
 def _sample(tensor: Tensor, weights: Floats | None) -> tuple[Floats, Floats | None]:

@@ -5,6 +5,7 @@ A mix such as ``Q4_K_M`` is a recipe that gives each tensor a type; :mod:`ggufx.
 
 from __future__ import annotations
 
+import operator
 import re
 from enum import IntEnum
 
@@ -81,11 +82,15 @@ class FileType(IntEnum):
 
         Raises
         ------
+        TypeError
+            If it is neither text nor an integer.
         ValueError
             If it is none of these; the message lists the names.
         """
-        if isinstance(text, int):
-            return cls(text)
+        if not isinstance(text, str):
+            if isinstance(text, bool) or not hasattr(text, "__index__"):
+                raise TypeError(f"a file type is a name or an integer, not {text!r}")
+            text = str(operator.index(text))
         name = text.strip().upper().replace("-", "_").removeprefix("UD_")
         name = _ALIASES.get(name, name)
         if name in cls.__members__:
@@ -107,10 +112,24 @@ class FileType(IntEnum):
         found = None
         for match in _IN_NAME.finditer(stem):
             try:
-                found = cls.parse(match[0])  # the last one counts: names may hold the type of a source before it
+                name = _plain_name(match[0])
             except ValueError:
                 continue
+            found = name  # the last one counts: names may hold the type of a source before it
         return found
+
+
+def _plain_name(text: str) -> FileType:
+    """The mix of a name with a publisher's words behind it (``Q4_K_M_imat``); numbers there make another type."""
+    parts = text.split("_")
+    for count in range(len(parts), 0, -1):
+        if count < len(parts) and parts[count].isdigit():
+            break
+        try:
+            return FileType.parse("_".join(parts[:count]))
+        except ValueError:
+            continue
+    raise ValueError(text)
 
 
 # What llama-quantize's short names mean, and the plain mix under the names of files with raised embeddings.
@@ -134,6 +153,6 @@ _ALIASES = {
     "Q8_K_XL": "Q8_0",
 }
 _IN_NAME = re.compile(
-    r"(?<![A-Za-z0-9])(?:(?:IQ|TQ|Q)\d(?:_[0-9A-Z]+){1,2}|Q\d|MXFP4(?:_MOE)?|NVFP4|BF16|FP?16|FP?32)(?![A-Za-z0-9_])",
+    r"(?<![A-Za-z0-9])(?:(?:IQ|TQ|Q)\d(?:_[0-9A-Z]+)*|MXFP4(?:_MOE)?|NVFP4|BF16|FP?16|FP?32)(?![A-Za-z0-9])",
     re.IGNORECASE,
 )

@@ -85,6 +85,8 @@ class Hyperparameters:
             raise GGUFError(f"metadata key {self.arch}.{key} holds {value!r}, a number was expected")
         if not 0 <= value <= LARGEST:
             raise GGUFError(f"metadata key {self.arch}.{key} is {value}, which no model has")
+        if value != int(value):
+            raise GGUFError(f"metadata key {self.arch}.{key} is {value}, a whole number was expected")
         return int(value)
 
 

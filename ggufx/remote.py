@@ -143,7 +143,7 @@ class RemoteSource(PieceSource):
         except _WrongLength as error:
             message = (
                 f"{self.label}: {what} gave {error} bytes instead of {stop - start}: the connection broke, the file "
-                "changed, or the server ignores ranges (download=True fetches the whole file first)"
+                "changed, or the server ignores ranges (download it first, or open it with download=True in Python)"
             )
         raise GGUFError(message)
 
@@ -210,7 +210,7 @@ class RemoteOpener:
         size = self._size(path, label)
         if size is None or not self._has_ranges(path, label, size):
             lack = "doesn't say how large the file is" if size is None else "can't send parts of a file (no ranges)"
-            raise GGUFError(f"{label}: the server {lack}; download=True fetches the whole file first")
+            raise GGUFError(f"{label}: the server {lack}; download it first, or open it with download=True in Python")
         if size == 0:
             raise GGUFError(f"{label}: the file is empty, a GGUF file was expected")
         return RemoteSource(self._system, path, label, size)

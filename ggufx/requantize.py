@@ -20,17 +20,19 @@ from .filetypes import FileType
 from .formats import QType, nbytes, type_name
 from .hyperparameters import ModelFacts
 from .importance import Importance
+from .outfile import refuse_inputs
 from .quantized_metadata import GUESSED, Override, declared_or_guessed, fill_metadata, heaviest_mix
 from .reader import GGUFFile
 from .reader import open as open_gguf
 from .recipes import EMBEDDINGS
 from .requantize_report import Report, fallback_note, requantize_note
+from .sizes import size_of
 from .slabs import Overflows, Slab, cut, ordered, quantized, take
 from .splits import SplitFile, shard_name
 from .stream import Progress, padded
 from .tensor import Tensor
 from .threads import thread_count
-from .writer import Writer
+from .writer import Writer, shard_prefix
 
 __all__ = ["Importance", "Override", "Report", "requantize"]
 
@@ -55,7 +57,7 @@ def requantize(
     leave_output: bool = False,
     keep_split: bool = False,
     allow_requantize: bool = False,
-    target_size: int | None = None,
+    target_size: int | str | None = None,
     dry_run: bool = False,
     threads: int | None = None,
     sync: bool = True,
@@ -70,7 +72,7 @@ def requantize(
     output : path-like
         Where to write; never the input.
     ftype : FileType, str, int or None
-        The mix. ``"COPY"`` keeps every type. None takes the types from `target_size` alone.
+        The mix. ``"COPY"`` keeps every type. None, and only None, takes the types from `target_size`.
     imatrix : Importance, mapping, or path-like, optional
         Importance of input columns by tensor name, or the file that holds it.
     include_weights, exclude_weights : sequence of str
@@ -92,10 +94,11 @@ def requantize(
         shard's name, ``-00001-of-00001.gguf``, and no ``split.*`` keys.
     allow_requantize : bool
         Go on although tensors are quantized already.
-    target_size : int, optional
-        Bytes the output may have: the types with the least error that keep within it are searched for.
+    target_size : int or str, optional
+        Bytes the output may have (``"4GiB"`` is as good): the types with the least error that keep within it are
+        searched for. Where the types the tensors have fit, they stay.
     dry_run : bool
-        Choose and report, write nothing.
+        Choose and report, write nothing. What would be refused is in the report.
     threads : int, optional
         Threads that decode and quantize; None as everywhere.
     sync : bool
@@ -113,13 +116,22 @@ def requantize(
         If a tensor is quantized already and `allow_requantize` isn't given; if a type needs an importance matrix that
         isn't there; if a value isn't finite (the message names tensor and position); if the file is damaged.
     ValueError
-        If the output is the input or the importance matrix's file, or nothing fits into `target_size`.
+        If the output is the input or the importance matrix's file, nothing fits into `target_size`, or the arguments
+        contradict each other: a mix or `pure` with `target_size`, types with COPY.
 
     Warns
     -----
     GGUFWarning
         For fallback types, for tensors that were quantized already, and for scales that overflow.
     """
+    budget_bytes = None if target_size is None else size_of("target_size", target_size)
+    asked = {
+        "pure": pure,
+        "tensor_types": bool(tensor_types),
+        "output_type": output_type is not None,
+        "embedding_type": embedding_type is not None,
+    }
+    _check_arguments(ftype, target_size, [name for name, given in asked.items() if given])
     with open_gguf(source) as model:
         files = model.shards if isinstance(model, SplitFile) else (model,)
         job = _Job(files, Importance.of(imatrix).filtered(include_weights, exclude_weights), override_kv, prune_layers)
@@ -137,21 +149,43 @@ def requantize(
             keep_order=keep_split,
         )
         workers = thread_count(threads)
-        if target_size is not None:
-            job.search(target_size, workers)
+        split = keep_split and len(files) > 1
+        if keep_split and not split:
+            if not shard_prefix(os.fsdecode(output)):
+                raise ValueError(f"{os.fsdecode(output)!r} names no file to write")
+            output = shard_name(os.fsdecode(output).removesuffix(".gguf"), 1, 1)
+        if budget_bytes is not None:
+            job.search(budget_bytes, workers, split=split)
         report = job.report()
         if dry_run:
+            try:
+                refuse_inputs(os.fsdecode(output), job.inputs)
+                job.check(allow_requantize)
+            except GGUFError as error:
+                return replace(report, refused=str(error))
             return report
         job.check(allow_requantize)
         if report.fallbacks:
             warnings.warn(fallback_note(report.fallbacks), GGUFWarning, stacklevel=2)
         if report.requantized:
             warnings.warn(requantize_note(report.requantized), GGUFWarning, stacklevel=2)
-        split = keep_split and len(files) > 1
-        if keep_split and not split:
-            output = shard_name(os.fspath(output).removesuffix(".gguf"), 1, 1)
         paths = job.write(output, workers, split=split, sync=sync, progress=progress)
         return replace(report, paths=tuple(paths))
+
+
+def _check_arguments(ftype: object, target_size: object, types: Sequence[str]) -> None:
+    """Refuse arguments of which one would go unheard."""
+    if ftype is None and target_size is None:
+        raise ValueError("a mix or target_size (--target-size) is needed")
+    if ftype is not None and target_size is not None:
+        raise ValueError(
+            f"{ftype} and target_size (--target-size) contradict each other: a mix settles the types, a size searches "
+            "for them; give one of them"
+        )
+    if target_size is not None and "pure" in types:
+        raise ValueError("pure (--pure) gives every tensor a mix's type; target_size (--target-size) has no mix")
+    if isinstance(ftype, str) and ftype.upper() == "COPY" and types:
+        raise ValueError(f"COPY keeps every type, which {' and '.join(types)} would change")
 
 
 class _Source(NamedTuple):
@@ -186,6 +220,8 @@ class _Job:
         self.ftype = FileType.F32
         self.file_type = 0  # what the output's metadata says
         self.error: float | None = None
+        self.limit: int | None = None
+        self.inputs = [f.path for f in files] + [file for file in (importance.file,) if file is not None]
 
     # --- choosing ----------------------------------------------------------------------------------------------------
 
@@ -205,7 +241,7 @@ class _Job:
         self.request = request
         self.by_name = {s.name: s for s in self.sources}
 
-    def search(self, target_size: int, threads: int) -> None:
+    def search(self, target_size: int, threads: int, *, split: bool) -> None:
         """Replace the mix's choices by the best ones whose file keeps within `target_size` bytes."""
         patterns = [pattern for pattern, _ in self.request.patterns()]
         tied = "output.weight" not in self.by_name  # the embeddings are the output then
@@ -218,14 +254,20 @@ class _Job:
         ]
         fixed = {c.name for c in self.choices} - {c.name for c in free}
         # Everything but the free tensors' bytes: header, padding, and the tensors whose types are settled.
-        writer = self.writer(os.devnull, split=False, sync=False, progress=None)
+        writer = self.writer(os.devnull, split=split, sync=False, progress=None)
+        shard = 0
         for c in self.choices:
+            if split and self.by_name[c.name].shard != shard:
+                writer.new_shard()
+                shard = self.by_name[c.name].shard
             if c.qtype == c.source:
                 writer.add(c.name, self.by_name[c.name].tensor)
             else:
                 writer.add(c.name, bytes, shape=c.shape, qtype=QType(c.qtype))
-        (planned,) = writer.plan()
-        rest = len(planned.header) + sum(padded(e.nbytes, writer.alignment) for e in planned.entries if e.name in fixed)
+        rest = sum(
+            len(file.header) + sum(padded(e.nbytes, writer.alignment) for e in file.entries if e.name in fixed)
+            for file in writer.plan()
+        )
         tensors = {c.name: self.by_name[c.name].tensor for c in free}
         weights = {c.name: self.weights_of(c) for c in free}
         measured = budget.measure(free, tensors, weights, writer.alignment, threads)
@@ -241,7 +283,12 @@ class _Job:
         ]
         errors = {m.name: m.errors for m in measured}
         self.error = sum(errors[name][qtype] for name, qtype in chosen.items())
-        self.file_type = self.ftype = heaviest_mix(self.choices)
+        if all(c.qtype == c.source for c in self.choices):
+            self.file_type = declared_or_guessed(self.files)
+            self.ftype = FileType(known) if (known := self.file_type & ~GUESSED) in set(FileType) else FileType.F32
+        else:
+            self.file_type = self.ftype = heaviest_mix(self.choices)
+        self.limit = target_size
 
     def weights_of(self, c: Choice) -> npt.NDArray[np.float32] | None:
         return self.importance.columns(self.by_name[c.name].tensor.name, c.shape)
@@ -284,7 +331,7 @@ class _Job:
             byteorder=first.byte_order,
             split_always=split,
             split_first_empty=split and self.sources[0].shard > 0,
-            inputs=[f.path for f in self.files] + [file for file in (self.importance.file,) if file is not None],
+            inputs=self.inputs,
             sync=sync,
             progress=progress,
         )
@@ -324,6 +371,11 @@ class _Job:
                 writer.add(c.name, lambda n=count: take(results, n), shape=c.shape, qtype=QType(c.qtype))
             else:
                 writer.add(c.name, source.tensor)
+        planned = sum(
+            len(file.header) + sum(padded(e.nbytes, writer.alignment) for e in file.entries) for file in writer.plan()
+        )
+        if self.limit is not None and planned > self.limit:
+            raise GGUFError(f"{os.fsdecode(output)}: {planned} bytes are planned, {self.limit} were allowed")
         try:
             with overflows:
                 paths = writer.close()

@@ -34,6 +34,8 @@ class Report:
         Files written; empty after a dry run.
     error : float or None
         After a search under a size: the sum over the tensors of their relative weighted errors, on the sample.
+    refused : str or None
+        After a dry run: why the real run would be refused.
     """
 
     ftype: FileType
@@ -42,6 +44,7 @@ class Report:
     nbytes_after: int
     paths: tuple[str, ...] = ()
     error: float | None = None
+    refused: str | None = None
 
     @property
     def size(self) -> int:

@@ -100,6 +100,9 @@ def test_quantize_under_a_size(cli, model: Path, tmp_path: Path) -> None:
         (("Q4_K_M", "--prune-layers", "1,x"), "block numbers"),
         (("Q4_K_M", "--tensor-type", "ffn[=q8_0"), "'ffn[' is no regular expression"),
         (("--target-size", "1KiB"), "nothing fits into 1024 bytes"),
+        (("Q4_K_M", "--target-size", "50KiB"), "contradict each other"),
+        (("COPY", "--target-size", "50KiB"), "contradict each other"),
+        (("--pure", "--target-size", "50KiB"), "has no mix"),
     ],
 )
 def test_wrong_arguments(cli, model: Path, tmp_path: Path, arguments: tuple, message: str) -> None:
@@ -110,9 +113,12 @@ def test_wrong_arguments(cli, model: Path, tmp_path: Path, arguments: tuple, mes
 
 
 def test_dry_run(cli, model: Path, tmp_path: Path) -> None:
-    code, text, _ = cli("quantize", model, tmp_path / "q.gguf", "IQ2_XS", "--dry-run")
+    code, text, _ = cli("quantize", model, tmp_path / "q.gguf", "Q4_K_M", "--dry-run")
     assert code == 0
+    code, text, err = cli("quantize", model, tmp_path / "q.gguf", "IQ2_XS", "--dry-run")
+    assert code == 1
     assert "need an importance matrix" in text
+    assert "the real run would be refused" in err
     assert not (tmp_path / "q.gguf").exists()
 
 

@@ -265,6 +265,11 @@ def test_numbers_that_make_no_sense(key: str, value: object) -> None:
     assert not message or f"llama.{key}" in message
 
 
+def test_lengths_are_whole_numbers() -> None:
+    with pytest.raises(GGUFError, match=r"llama\.attention\.key_length is 1\.5, a whole number"):
+        plan(llama_3_8b()[:30], {**LLAMA_3_8B, "llama.attention.key_length": 1.5})
+
+
 def test_fallbacks_and_what_they_cost() -> None:
     metadata = {**LLAMA_3_8B, "llama.block_count": 1}
     tensors = [TensorSpec("blk.0.attn_q.weight", (64, 288)), TensorSpec("output.weight", (64, 256))]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ggufx import GGUFError, QType
@@ -368,9 +369,10 @@ def test_facts_from_metadata() -> None:
         ("Q6_K_L", FileType.Q6_K),
         ("15", FileType.Q4_K_M),
         (15, FileType.Q4_K_M),
+        (np.int64(15), FileType.Q4_K_M),
     ],
 )
-def test_parse(text: str, expected: FileType) -> None:
+def test_parse(text: str | int, expected: FileType) -> None:
     assert FileType.parse(text) is expected
 
 
@@ -390,6 +392,9 @@ def test_parse_refuses(text: str) -> None:
         ("x-iq3_xxs.gguf", FileType.IQ3_XXS),
         ("gemma-f16.gguf", FileType.F16),
         ("gemma-bf16-q8_0.gguf", FileType.Q8_0),
+        ("Llama-3-8B-Q4_K_M_imat.gguf", FileType.Q4_K_M),
+        ("Llama-3-8B-Q4_K_M_L.gguf", FileType.Q4_K_M),
+        ("Llama-3-8B-Q4_0_4_4.gguf", None),
         ("Mixtral-8x7B.gguf", None),
         ("Q4_K_M/model.gguf", None),
         ("Qwen2-0.5B.gguf", None),

@@ -169,7 +169,7 @@ def test_servers_without_ranges_or_sizes(server, model):
     before = set(os.listdir(tempfile.gettempdir()))
     for server.ranges, server.sizes in ((False, True), (True, False), (False, False)):
         server.reset()
-        with pytest.raises(GGUFError, match=r"m\.gguf: the server .*download=True"):
+        with pytest.raises(GGUFError, match=r"m\.gguf: the server .*download it first, .*download=True"):
             ggufx.open(server.url("m.gguf"))
         for mode in ("r", "c", "read"):
             with ggufx.open(server.url("m.gguf"), download=True, mode=mode) as f:

@@ -422,6 +422,73 @@ def test_too_small_a_size_is_refused(model: Path, tmp_path: Path) -> None:
         requantize(model, tmp_path / "best.gguf", None, target_size=10_000)
 
 
+@pytest.mark.parametrize("mix", ["Q4_K_M", "COPY", 15])
+def test_a_size_stands_instead_of_a_mix(model: Path, tmp_path: Path, mix: str | int) -> None:
+    with pytest.raises(ValueError, match="contradict each other"):
+        requantize(model, tmp_path / "o.gguf", mix, target_size=100_000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_arguments_that_would_go_unheard(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"pure.*has no mix"):
+        requantize(model, tmp_path / "o.gguf", None, target_size=100_000, pure=True)
+    with pytest.raises(ValueError, match="a mix or target_size"):
+        requantize(model, tmp_path / "o.gguf", None)
+    with pytest.raises(ValueError, match="COPY keeps every type, which output_type would change"):
+        requantize(model, tmp_path / "o.gguf", "COPY", output_type=QType.Q8_0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("qtype", [None, QType.BF16, QType.F16, QType.Q4_K])
+def test_what_fits_stays_as_it_is(tmp_path: Path, qtype: QType | None) -> None:
+    source = make_model(tmp_path / "in.gguf", qtype=qtype)
+    report = requantize(source, tmp_path / "o.gguf", None, target_size="10MiB", sync=False)
+    assert report.error == 0
+    assert contents(tmp_path / "o.gguf") == contents(source)
+
+
+def test_the_size_holds_for_shards_too(model: Path, tmp_path: Path) -> None:
+    shards = split(model, tmp_path / "in", max_bytes=200_000, sync=False)
+    assert len(shards) > 2
+    for size in (110_000, 150_000):
+        report = requantize(shards[0], tmp_path / f"o{size}", None, target_size=size, keep_split=True, sync=False)
+        assert len(report.paths) == len(shards)
+        assert 0.9 * size < sum(Path(p).stat().st_size for p in report.paths) <= size
+
+
+def test_types_that_overflow_are_not_chosen(tmp_path: Path) -> None:
+    with Writer(tmp_path / "in.gguf", sync=False) as w:
+        w.set("general.architecture", "llama")
+        w.set("llama.block_count", 1)
+        w.add("blk.0.ffn_up.weight", np.full((64, 256), 1e30, np.float32))
+    report = requantize(tmp_path / "in.gguf", tmp_path / "o.gguf", None, target_size=40_000, sync=False)
+    assert [c.qtype for c in report.choices] == [QType.BF16]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_search_names_a_value_that_is_no_number(tmp_path: Path, bad: float) -> None:
+    values = np.ones((3, 40, 256), np.float32)
+    values[2, 7, 5] = bad
+    with Writer(tmp_path / "in.gguf", sync=False) as w:
+        w.set("general.architecture", "llama")
+        w.set("llama.block_count", 1)
+        w.add("blk.0.ffn_up_exps.weight", values)
+    with pytest.raises(GGUFError, match=r"in\.gguf.*ffn_up_exps\.weight.*\[2, 7, 5\]"):
+        requantize(tmp_path / "in.gguf", tmp_path / "o.gguf", None, target_size=50_000)
+
+
+def test_a_dry_run_says_what_would_be_refused(tmp_path: Path) -> None:
+    source = make_model(tmp_path / "in.gguf", qtype=QType.Q2_K)
+    report = requantize(source, tmp_path / "o.gguf", "Q4_K_M", dry_run=True)
+    assert report.refused is not None
+    with pytest.raises(GGUFError) as refused:
+        requantize(source, tmp_path / "o.gguf", "Q4_K_M")
+    assert str(refused.value) == report.refused
+    assert requantize(source, tmp_path / "o.gguf", "Q4_K_M", dry_run=True, allow_requantize=True).refused is None
+    with pytest.raises(ValueError, match="output is the input"):
+        requantize(source, source, "Q4_K_M", dry_run=True, allow_requantize=True)
+
+
 def test_assignment_is_optimal_on_small_cases() -> None:
     """Against trying every combination."""
     import itertools

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ..errors import GGUFError
 from ..filetypes import FileType
 from ..formats import QType, type_name
 from ..sizes import format_size, parse_size
@@ -20,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="IN", help="a GGUF file, or any shard of a set")
     parser.add_argument("output", metavar="OUT", help="the file to write, never the input")
     parser.add_argument("type", nargs="?", metavar="TYPE", help=f"a mix: {mixes}; or COPY")
-    parser.add_argument("--target-size", metavar="SIZE", help="search the types with the least error under this size")
+    parser.add_argument(
+        "--target-size", metavar="SIZE", help="instead of TYPE: search the types with the least error under this size"
+    )
     parser.add_argument("--imatrix", metavar="FILE", help="importance matrix, as .dat or .gguf")
     parser.add_argument(
         "--include-weights", action="append", default=[], metavar="PART", help="importance only for these"
@@ -95,6 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"sum of the tensors' relative errors, estimated on a sample: {report.error:.4g}")
     if missing := [c for c in report.choices if c.needs_imatrix and c.qtype != c.source and not arguments.imatrix]:
         print(f"{len(missing)} tensors need an importance matrix (--imatrix)")
+    if report.refused is not None:
+        raise GGUFError(f"the real run would be refused: {report.refused}")
     for path in report.paths:
         print(f"{printable(path)}: {report.ftype.name}, {format_size(report.nbytes_after)} of tensors")
     return 0
