@@ -6,15 +6,15 @@ GGUFX_COMPAT is set at all. Everything else is in ``ggufx.compat``.
 
 import os
 import sys
+from _frozen_importlib import ModuleSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
 
-__all__ = ["WATCHED", "Watcher", "activate", "is_wanted"]
+__all__ = ["WATCHED", "Watcher", "activate", "is_wanted", "take_over"]
 
 
 class _Loader:
@@ -36,8 +36,16 @@ class _Loader:
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
+        self._watcher.running.add(self._name)
+        try:
+            self._loader.exec_module(module)
+        finally:
+            self._watcher.running.discard(self._name)
         self._watcher.imported(self._name, module)
+
+
+def _is_being_imported(spec: object) -> bool:
+    return getattr(spec, "_initializing", False) is True  # a mock's attribute is something else
 
 
 class Watcher:
@@ -46,17 +54,22 @@ class Watcher:
     Parameters
     ----------
     callbacks : dict
-        Module name -> function called with the module once it has been imported.
+        Module name -> function called with the name and the module once it has been imported.
     """
 
-    def __init__(self, callbacks: "dict[str, Callable[[ModuleType], object]]") -> None:
+    def __init__(self, callbacks: "dict[str, Callable[[str, ModuleType], object]]") -> None:
         self._callbacks = callbacks
-        self._busy: set[str] = set()
+        self._busy: set[str] = set()  # importlib looks for one module at a time
+        self.running: set[str] = set()
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         if name not in self._callbacks or name in self._busy:
+            # A package may have been found just before anybody watched, and been noticed by nobody.
+            package = name.rpartition(".")[0]
+            if package in self._callbacks and package not in self.running:
+                self.follow(package)
             return None
         self._busy.add(name)
         try:
@@ -72,9 +85,46 @@ class Watcher:
         return None
 
     def imported(self, name: str, module: "ModuleType") -> None:
-        callback = self._callbacks.get(name)
-        if callback is not None and self in sys.meta_path:
-            callback(module)
+        """Call back; what stands in sys.modules counts, which the module itself may have replaced."""
+        self._callbacks[name](name, sys.modules.get(name, module))
+
+    def follow(self, name: str) -> bool:
+        """Call back when a module has been imported whose import began before anybody watched.
+
+        Parameters
+        ----------
+        name : str
+            Of a watched module.
+
+        Returns
+        -------
+        bool
+            Whether it is still being imported.
+        """
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        if not _is_being_imported(spec):
+            return False
+        watcher = self
+
+        class Followed(ModuleSpec):
+            # All that importlib does at the end of an import, whose finder and loader are chosen already.
+            def __setattr__(self, key: str, value: object) -> None:
+                if key == "_initializing" and not value and type(self) is Followed:
+                    object.__setattr__(self, "__class__", ModuleSpec)
+                    try:
+                        if name in sys.modules:  # otherwise it failed
+                            watcher.imported(name, sys.modules[name])
+                    finally:
+                        object.__setattr__(self, key, value)
+                else:
+                    object.__setattr__(self, key, value)
+
+        if type(spec) is ModuleSpec:
+            spec.__class__ = Followed
+            if not _is_being_imported(spec):  # it ended while we looked
+                spec.__class__ = ModuleSpec
+                return False
+        return True
 
     def start(self) -> None:
         """Watch from now on."""
@@ -87,15 +137,14 @@ class Watcher:
             sys.meta_path.remove(self)
 
 
-def _install(module: "ModuleType") -> None:
+def _install(name: str, module: "ModuleType") -> None:
     # Whatever goes wrong here must not keep anybody's program from starting.
     try:
-        _waiting.stop()
-        from ggufx import compat
+        from ggufx import compat  # takes over from here
 
-        compat.install()
-        compat.imported(module)
+        compat.imported(name, module)
     except Exception as error:
+        _waiting.stop()
         print(f"ggufx: GGUFX_COMPAT is set, but patching failed: {error!r}", file=sys.stderr)
 
 
@@ -113,11 +162,17 @@ def is_wanted() -> bool:
     return os.environ.get("GGUFX_COMPAT", "").strip().lower() not in ("", "0", "no", "off", "false")
 
 
+def take_over() -> bool:
+    """Stop waiting, for good; tells whether anything was waited for."""
+    waits = _waiting in sys.meta_path
+    _waiting.stop()
+    return waits
+
+
 def activate() -> None:
     """Call ``ggufx.compat.install`` as soon as the first of the watched modules is imported, where it is wanted."""
     if not is_wanted():
         return
-    if "gguf" in sys.modules:
-        _install(sys.modules["gguf"])
-    else:
-        _waiting.start()
+    _waiting.start()
+    if "gguf" in sys.modules and not _waiting.follow("gguf"):
+        _install("gguf", sys.modules["gguf"])

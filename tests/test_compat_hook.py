@@ -39,6 +39,19 @@ def test_import_hook():
 
 
 @pytest.mark.usefixtures("hooked")
+def test_calls_beside_the_variable():
+    """The variable is a call of install(): uninstall() takes it back, and blocks leave it alone."""
+    waiting = "from ggufx import compat; assert compat.status() == (True, {}, compat.WATCHED), compat.status()"
+    plain = "import gguf; assert not hasattr(gguf.GGUFReader._build_fields, '__wrapped__')"
+    patched = "import gguf; assert hasattr(gguf.GGUFReader._build_fields, '__wrapped__')"
+    modules_of(waiting, "compat.uninstall()", plain, "assert compat.status() == (False, {}, ())", setting="1")
+    modules_of(patched, "from ggufx import compat", "compat.uninstall()", plain, setting="1")
+    block = "import contextlib; s = contextlib.ExitStack(); s.enter_context(compat.patched())"
+    modules_of(waiting, block, patched, "s.close()", patched, "compat.uninstall()", plain, setting="1")
+    modules_of("from ggufx import compat", block, patched, "s.close()", plain, setting=None)
+
+
+@pytest.mark.usefixtures("hooked")
 def test_import_hook_never_breaks_a_program(tmp_path):
     """Whatever fails while patching is printed, and the program goes on."""
     (tmp_path / "ggufx").mkdir()

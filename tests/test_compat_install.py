@@ -67,6 +67,22 @@ def test_patched_restores_what_was():
     assert everything(*MODULES) == before
 
 
+def test_calls_inside_a_block():
+    """They hold beyond it."""
+    before = everything(*MODULES)
+    with compat.patched():
+        compat.install()
+    assert compat.status().installed
+    assert everything(*MODULES) != before
+    with compat.patched():
+        compat.uninstall()
+        assert everything(*MODULES) != before
+    assert everything(*MODULES) == before
+    with pytest.raises(TypeError, match="must be a module"), compat.patched("gguf"):
+        pass
+    assert compat.status() == (False, {}, ())
+
+
 @contextmanager
 def calls_of(method):
     """Note the calls of a class method without replacing it."""
@@ -182,6 +198,73 @@ def test_vendored_copy(vendored, good_files):
         == before["vendored_gguf.quants.Q4_K"]
     )
     assert type(copied.GGUFReader(good_files[0]).fields["many words"].parts) is list
+
+
+def test_copies_and_blocks(vendored):
+    """Another copy stays patched as long as anybody asked for it."""
+    copied = vendored("vendored_held")
+
+    def is_patched() -> bool:
+        return hasattr(copied.GGUFReader._build_fields, "__wrapped__")
+
+    with compat.patched(copied):
+        with compat.patched(copied), compat.patched():
+            assert is_patched()
+        assert is_patched()
+        compat.install()
+        compat.uninstall()
+        assert is_patched()
+        compat.install()
+    assert not is_patched()
+    assert compat.status().installed
+    with compat.patched(copied):
+        compat.install(copied)
+    assert is_patched()
+    compat.uninstall()
+    assert not is_patched()
+
+
+ODD_PACKAGES = {
+    "its own name": "__name__ = 'another'",
+    "another object": "import sys; sys.modules['gguf'] = sys.modules['gguf'].GGUFReader",
+    "no name": "del __name__",
+}
+
+
+@pytest.mark.parametrize("odd", ODD_PACKAGES)
+def test_odd_packages(tmp_path, odd):
+    """Importing them goes as it went without us."""
+    shutil.copytree(Path(gguf.__file__).parent, tmp_path / "gguf", ignore=shutil.ignore_patterns("__pycache__"))
+    with open(tmp_path / "gguf/__init__.py", "a") as f:
+        f.write(f"\n{ODD_PACKAGES[odd]}\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import ggufx.compat as compat; compat.install()\n"
+    code += (
+        "import gguf; s = compat.install(); print(type(gguf).__name__, set(s.packages['gguf'].values()) == {'patched'})"
+    )
+    code += "\nif odd == 'its own name': assert list(compat.install(gguf).packages) == ['gguf']\ncompat.uninstall()"
+    code += "\nassert not hasattr(sys.modules['gguf.gguf_reader'].GGUFReader._build_fields, '__wrapped__')"
+    done = run("-c", f"odd = {odd!r}\n{code}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == {"its own name": "module True\n", "another object": "type False\n"}.get(odd, done.stdout)
+
+
+def test_patching_that_fails_breaks_no_import(monkeypatch, caplog):
+    """It is said, and the program goes on."""
+    patching._said.clear()
+
+    def fail(module: ModuleType):
+        raise RuntimeError("failing")
+
+    monkeypatch.setitem(compat._WATCHED, "gguf", fail)
+    for name in [n for n in sys.modules if n.partition(".")[0] == "gguf"]:
+        monkeypatch.delitem(sys.modules, name)
+    try:
+        compat.install()
+        with caplog.at_level(logging.WARNING, "ggufx.compat"):
+            importlib.import_module("gguf")
+        assert ["failing" in r.message for r in caplog.records] == [True]
+    finally:
+        compat.uninstall()
 
 
 @pytest.mark.parametrize(

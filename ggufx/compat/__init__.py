@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import NamedTuple
 
-from _ggufx_compat import WATCHED, Watcher, is_wanted
+from _ggufx_compat import WATCHED, Watcher, is_wanted, take_over
 
+from .locks import Lock
 from .patching import Patches, say_once
 
 __all__ = ["WATCHED", "Status", "imported", "install", "patched", "status", "uninstall", "vllm_plugin"]
@@ -27,7 +28,7 @@ class Status(NamedTuple):
     Attributes
     ----------
     installed : bool
-        Whether ``install()`` was called, and not undone.
+        Whether ``install()`` was called and not undone, GGUFX_COMPAT=1 did so, or a block of ``patched()`` is running.
     packages : dict
         Name of each patched module -> its parts -> ``"patched"`` or why it was left alone.
     waiting : tuple of str
@@ -80,20 +81,31 @@ class _Done(NamedTuple):
     parts: dict[str, str]
 
 
-_lock = threading.RLock()
+class _Hold:
+    """What keeps the patches in place: ``install()``, or one block of ``patched()``."""
+
+    def __init__(self, thread: int | None) -> None:
+        self.thread = thread
+        self.packages: set[str] = set()  # other copies of gguf
+
+
+_lock = Lock()
+_by_install = _Hold(None)
+# Those that hold now; the last to go takes the patches with it.
+_holds: list[_Hold] = []
+_done: dict[str, _Done] = {}
 
 
 def _after_fork() -> None:
-    """Another thread may have held the lock, and doesn't exist here."""
-    global _lock
-    _lock = threading.RLock()
+    """Blocks of other threads don't run here, and what they were just patching is to be patched anew."""
+    for name in [n for n, done in _done.items() if done.patches.was_lost]:
+        del _done[name]
+    _holds[:] = [h for h in _holds if h.thread in (None, threading.get_ident())]
+    _undo_unheld()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-_active = False
-_done: dict[str, _Done] = {}
 
 
 def _apply(name: str, module: ModuleType, find_parts: _FindParts) -> None:
@@ -107,32 +119,83 @@ def _apply(name: str, module: ModuleType, find_parts: _FindParts) -> None:
         patches = Patches() if before is None else before.patches
         found = find_parts(module)
         moved = patches.moved() if same else set(found)
-        parts = {}
-        for part, patch in found.items():
-            if before is not None and part not in moved:
-                parts[part] = before.parts[part]
-                continue
-            parts[part] = patches.apply(part, patch)
-            if parts[part] != "patched":
-                say_once(f"{name}, {part}: {parts[part]}")
-        _done[name] = _Done(module, patches, parts)
+        parts: dict[str, str] = {}
+        with patches.by_this_thread():
+            try:
+                for part, patch in found.items():
+                    if before is not None and part not in moved:
+                        parts[part] = before.parts[part]
+                        continue
+                    parts[part] = patches.apply(part, patch)
+                    if parts[part] != "patched":
+                        say_once(f"{name}, {part}: {parts[part]}")
+            finally:
+                _done[name] = _Done(module, patches, parts)
 
 
-def imported(module: ModuleType) -> None:
-    """Patch a watched module that has just been imported; called by the import hook."""
-    if _active:
-        _apply(module.__name__, module, _WATCHED[module.__name__])
+def _undo_unheld() -> None:
+    """Put back what nobody holds any more, the last first."""
+    if not _holds:
+        _watcher.stop()
+    held = set().union(*(h.packages for h in _holds), _WATCHED if _holds else ())
+    for name in [n for n in reversed(_done) if n not in held]:
+        patches = _done[name].patches
+        with patches.by_this_thread():
+            del _done[name]
+            patches.undo()
 
 
-def _inner_imported(module: ModuleType) -> None:
+def _hold(hold: _Hold, package: ModuleType | None) -> Status:
+    with _lock:
+        if hold not in _holds:
+            _holds.append(hold)
+        _watcher.start()
+        for name, patch in _WATCHED.items():
+            module = sys.modules.get(name)
+            # One that is still being imported, by whatever thread, is patched when it has been.
+            if module is not None and not _watcher.follow(name):
+                _apply(name, module, patch)
+        if package is not None:
+            # One that calls itself something else may be here already.
+            name = next((n for n, done in _done.items() if done.module is package), package.__name__)
+            hold.packages.add(name)
+            _apply(name, package, _gguf)
+        return status()
+
+
+def _release(hold: _Hold) -> None:
+    with _lock:
+        if hold in _holds:
+            _holds.remove(hold)
+        hold.packages.clear()
+        _undo_unheld()
+
+
+def _check(package: ModuleType | None) -> None:
+    if package is not None and not isinstance(package, ModuleType):
+        raise TypeError(f"package must be a module, not {type(package).__name__}")
+
+
+def imported(name: str, module: ModuleType) -> None:
+    """Patch the watched module `name` that has just been imported; called by the import hooks."""
+    # Whatever goes wrong here must not break the import.
+    try:
+        with _lock:
+            if _holds:
+                _apply(name, module, _WATCHED[name])
+    except Exception as error:
+        say_once(f"{name}: left alone: patching it failed ({error!r})")
+
+
+def _inner_imported(name: str, module: ModuleType) -> None:
     with _lock:
         done = _done.get("gguf")
         # Not while the package itself is being imported: its own turn comes after.
-        if _active and done is not None and done.module is sys.modules.get("gguf"):
-            _apply("gguf", done.module, _gguf)
+        if done is not None and done.module is sys.modules.get("gguf"):
+            imported("gguf", done.module)
 
 
-_CALLBACKS: dict[str, Callable[[ModuleType], object]] = {
+_CALLBACKS: dict[str, Callable[[str, ModuleType], object]] = {
     **dict.fromkeys(_WATCHED, imported),
     **dict.fromkeys(_INNER, _inner_imported),
 }
@@ -161,66 +224,56 @@ def install(package: ModuleType | None = None) -> Status:
     -----
     Calling it again changes nothing, unless a module was reloaded in between: then its new classes are patched too.
     Child processes inherit the patches by fork; under spawn, set GGUFX_COMPAT=1 or call it in the child. Nothing is
-    imported, no thread is started.
+    imported, no thread is started: a module that is being imported just now is patched when that ends.
 
     Examples
     --------
     >>> import ggufx.compat
     >>> ggufx.compat.install()  # doctest: +SKIP
     """
-    global _active
-    if package is not None and not isinstance(package, ModuleType):
-        raise TypeError(f"package must be a module, not {type(package).__name__}")
-    with _lock:
-        _active = True
-        _watcher.start()
-        for name, patch in _WATCHED.items():
-            module = sys.modules.get(name)
-            # A module that is still being imported is left to the watcher.
-            if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
-                _apply(name, module, patch)
-        if package is not None:
-            _apply(package.__name__, package, _gguf)
-        return status()
+    _check(package)
+    return _hold(_by_install, package)
 
 
 def uninstall() -> None:
-    """Put back everything that `install` changed; objects already made keep working."""
-    global _active
-    with _lock:
-        _active = False
-        _watcher.stop()
-        while _done:
-            _done.popitem()[1].patches.undo()
+    """Take back `install`, and GGUFX_COMPAT=1; objects already made keep working.
+
+    Everything that was changed is put back, at once or, while a block of `patched` is running, when that ends.
+    """
+    _release(_by_install)
 
 
 @contextmanager
 def patched(package: ModuleType | None = None) -> Iterator[Status]:
-    """Patch inside a ``with`` block; what was installed before it stays installed after it.
+    """Patch inside a ``with`` block; what `install` or other blocks, of any thread, have patched stays after it.
 
     Parameters
     ----------
     package : module, optional
         As for `install`.
+
+    Raises
+    ------
+    TypeError
+        If `package` isn't a module.
+
+    Notes
+    -----
+    The patches are in place for all threads meanwhile. A child forked by another thread doesn't have them.
     """
-    before = set(_done)
-    was_active = _active
+    _check(package)
+    hold = _Hold(threading.get_ident())
     try:
-        yield install(package)
+        yield _hold(hold, package)
     finally:
-        if not was_active:
-            uninstall()
-        else:
-            with _lock:
-                for name in set(_done) - before - set(_WATCHED):
-                    _done.pop(name).patches.undo()
+        _release(hold)
 
 
 def status() -> Status:
     """Tell what is patched now."""
     with _lock:
         packages = {name: {part: _now(done, part) for part in done.parts} for name, done in _done.items()}
-        return Status(_active, packages, tuple(n for n in _WATCHED if n not in packages) if _active else ())
+        return Status(bool(_holds), packages, tuple(n for n in _WATCHED if n not in packages) if _holds else ())
 
 
 def _now(done: _Done, part: str) -> str:
@@ -236,3 +289,8 @@ def vllm_plugin() -> None:
     """Entry point of the group ``vllm.general_plugins``: installs where GGUFX_COMPAT is set."""
     if is_wanted():
         install()
+
+
+# GGUFX_COMPAT=1 has asked for it, and was waiting for the first import: from here on that's a call of install().
+if take_over():
+    install()

@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
+
+from .locks import Lock
 
 __all__ = ["Patches", "fingerprint", "is_known", "is_original", "log", "say_once", "source_block"]
 
@@ -62,17 +67,50 @@ class _Change:
         return f"{getattr(self.owner, '__qualname__', 'an item')}.{self.key}"
 
 
-# Changes of all `Patches`: one may stand on another's, and go after it.
+# Changes of all `Patches`: one may stand on another's, and go after it. The lock is held for one change at a time.
 _standing: list[_Change] = []
+_lock = Lock()
+# Patches that a thread is making or taking back, or has made for as long as it does something.
+_of_threads: list[tuple[int, Patches]] = []
+
+
+def _after_fork() -> None:
+    """Put back what was other threads' own: they don't exist here to finish it."""
+    for thread, patches in list(_of_threads):
+        if thread != threading.get_ident():
+            _of_threads.remove((thread, patches))
+            patches.undo()
+            patches.was_lost = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Patches:
-    """What was replaced, part by part, and how to put it back."""
+    """What was replaced, part by part, and how to put it back.
+
+    Attributes
+    ----------
+    was_lost : bool
+        Whether this process was forked while another thread was at it: then everything was put back.
+    """
 
     def __init__(self) -> None:
+        self.was_lost = False
         self._changes: list[_Change] = []
         self._bases: dict[str, list[tuple[Callable[[], object], object]]] = {}
         self._part = ""
+
+    @contextmanager
+    def by_this_thread(self) -> Iterator[None]:
+        """Inside, the patches are this thread's own: a child that another thread forks meanwhile puts them back."""
+        mine = (threading.get_ident(), self)
+        _of_threads.append(mine)
+        try:
+            yield
+        finally:
+            _of_threads.remove(mine)
 
     def apply(self, part: str, patch: Callable[[Patches], str]) -> str:
         """Run a function that replaces things; returns what it says, or why everything stayed as it was."""
@@ -118,24 +156,27 @@ class Patches:
         self._make(_Change(function, "__code__", False, self._part, code))
 
     def _make(self, change: _Change) -> None:
-        change.old = change.now()
-        change.put(change.new)
-        self._changes.append(change)
-        _standing.append(change)
+        with _lock:
+            change.old = change.now()
+            # Noted before it is made, and until it is taken back: a child forked in between has to find it.
+            self._changes.append(change)
+            _standing.append(change)
+            change.put(change.new)
 
     def undo(self, mark: int = 0) -> None:
         """Put back everything, or everything since there were `mark` changes, last change first."""
         while len(self._changes) > mark:
-            change = self._changes.pop()
-            _standing.remove(change)
-            if change.now() is change.new:
-                change.put(change.old)
-                continue
-            above = change.above()
-            if above is not None:
-                above.old = change.old
-            else:
-                say_once(f"{change} was replaced by somebody else since, and stays as it is")
+            with _lock:
+                change = self._changes[-1]
+                now, above = change.now(), change.above()
+                if now is change.new:
+                    change.put(change.old)
+                elif above is not None:
+                    above.old = change.old
+                elif now is not change.old:
+                    say_once(f"{change} was replaced by somebody else since, and stays as it is")
+                self._changes.pop()
+                _standing.remove(change)
 
 
 def _found(find: Callable[[], object]) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
@@ -52,11 +53,21 @@ def decode_blocks(blocks: torch.Tensor, qtype: QType, dtype: torch.dtype) -> tor
 def decoder(
     qtype: QType, original: Callable[..., torch.Tensor] | None, dtypes: frozenset[torch.dtype]
 ) -> Callable[[torch.Tensor, torch.dtype], torch.Tensor]:
-    """Make a function (blocks, dtype) that decodes here where it can, and as `original` does elsewhere."""
+    """Make a function (blocks, dtype) that decodes here where it can, and as `original` does elsewhere.
+
+    The values of a block have the shape that `original` gives them, or lie in one row.
+    """
+
+    @cache
+    def shape() -> tuple[int, ...]:
+        if original is None:
+            return (qtype.block_size,)
+        block = torch.zeros((1, qtype.block_bytes), dtype=torch.uint8, device="cpu")
+        return tuple(original(block, torch.float32).shape[1:])
 
     def decode_here(blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if dtype in dtypes and decodes_here(blocks, dtype):
-            return decode_blocks(blocks, qtype, dtype)
+            return decode_blocks(blocks, qtype, dtype).reshape(-1, *shape())
         if original is not None:
             return original(blocks, dtype)
         # Nobody else decodes this type: through the CPU, then.

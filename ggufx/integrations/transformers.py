@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import compat, loading
+from ..compat.locks import Lock
 from ..compat.patching import Patches, say_once
 from ..formats import QType
 from ..reader import open as open_gguf
@@ -34,7 +35,7 @@ __all__ = ["install_decoders", "load", "uninstall_decoders"]
 # Types that transformers 5.24's own decoders lack.
 LACKING = (QType.Q5_0, QType.Q5_1, QType.TQ1_0, QType.TQ2_0, QType.MXFP4, QType.NVFP4)
 
-_lock = threading.RLock()
+_lock = Lock()
 _decoders = Patches()
 
 
@@ -80,20 +81,23 @@ def load(path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = N
     with open_gguf(path) as f:  # a broken file fails here, with its name and the reason
         is_split = isinstance(f, SplitFile)
         first = os.path.abspath(f.shards[0].path if isinstance(f, SplitFile) else f.path)
-    folder, name = os.path.split(first)
     if dtype is not None:
         options["dtype"] = dtype
-    # One load at a time: while it runs, the loader's method is replaced for all threads.
+    thread = threading.get_ident()
+    patches = Patches()
+    # One load at a time: while it runs, the loader's method is another for all threads, though it does for them what it
+    # always did. A child that one of them forks has the original.
     with _lock, ExitStack() as stack:
         stack.enter_context(compat.patched())
-        patches = Patches()
+        stack.enter_context(patches.by_this_thread())
         stack.callback(patches.undo)
         known = list(inspect.signature(Quantizer.get_state_dict).parameters) == ["self", "checkpoint_file", "model"]
         if known and hasattr(legacy, "get_gguf_hf_weights_map") and hasattr(legacy, "TENSOR_PROCESSORS"):
             theirs = Quantizer.get_state_dict
 
             def get_state_dict(self: Any, checkpoint_file: str, model: Any) -> Any:
-                if self.supported or self.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+                mine = threading.get_ident() == thread and os.path.abspath(checkpoint_file) == first
+                if self.supported or not mine or self.dtype not in (torch.float32, torch.float16, torch.bfloat16):
                     return theirs(self, checkpoint_file, model)
                 return _state_dict(first, model, self.dtype, legacy)
 
@@ -103,7 +107,8 @@ def load(path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = N
         cls = transformers.AutoModelForCausalLM if auto_class is None else auto_class
         if is_split and not _takes_splits():
             raise ImportError(f"split files need another transformers than {transformers.__version__}, 5.24 for one")
-        return cls.from_pretrained(folder, gguf_file=name, **options)
+        # The whole path: a mere name is looked for in the working directory first.
+        return cls.from_pretrained(os.path.dirname(first), gguf_file=first, **options)
 
 
 def _takes_splits() -> bool:

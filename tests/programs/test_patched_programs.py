@@ -107,8 +107,11 @@ way, dtype, path = sys.argv[1:]
 from transformers import AutoModelForCausalLM, AutoTokenizer
 folder, name = os.path.split(path)
 if way == "direct":
-    from ggufx.integrations.transformers import load
-    model = load(path, dtype=dtype)
+    from ggufx.integrations import transformers as integration
+    decode, calls = integration._state_dict, []
+    integration._state_dict = lambda *arguments: calls.append(arguments) or decode(*arguments)
+    model = integration.load(path, dtype=dtype)
+    assert calls
 else:
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=getattr(torch, dtype))
 state = hashlib.sha256()
@@ -184,14 +187,18 @@ def test_transformers_own_decoders():
     blocks = {n: rng.integers(0, 256, (50, dequant.GGML_BLOCK[n][1]), np.uint8) for n in before}
     floats = {n: before[n](torch.from_numpy(raw), torch.float32) for n, raw in blocks.items()}
     halves = {n: before[n](torch.from_numpy(raw), torch.float16) for n, raw in blocks.items()}
+
+    def assert_same(got: torch.Tensor, want: torch.Tensor) -> None:
+        assert torch.equal(got.nan_to_num(7), want.nan_to_num(7)), (n, got.shape, want.shape)
+
     with compat.patched() as state:
         assert state.packages["transformers.integrations.gguf.dequant"] == {"float32 decoders": "patched"}
         for n, raw in blocks.items():
             assert dequant._DEQUANT[n] is not before[n]
             got = dequant.dequantize(torch.from_numpy(raw), n)
-            assert torch.equal(got.nan_to_num(7), floats[n].reshape(-1).nan_to_num(7)), n
-            same = dequant._DEQUANT[n](torch.from_numpy(raw), torch.float16)
-            assert torch.equal(same.nan_to_num(7), halves[n].nan_to_num(7)), n
+            assert_same(got, floats[n].reshape(-1))
+            assert_same(dequant._DEQUANT[n](torch.from_numpy(raw), torch.float32), floats[n])
+            assert_same(dequant._DEQUANT[n](torch.from_numpy(raw), torch.float16), halves[n])
     assert dict(dequant._DEQUANT) == before
     try:
         integration.install_decoders()
@@ -199,6 +206,7 @@ def test_transformers_own_decoders():
         for n, raw in blocks.items():
             for dtype, name in ((torch.float16, "float16"), (torch.bfloat16, "bfloat16")):
                 got = dequant.dequantize(torch.from_numpy(raw)[:, :], n, dtype)
+                assert dequant._DEQUANT[n](torch.from_numpy(raw), dtype).shape == halves[n].shape
                 want = ggufx.dequantize(raw, n, dtype=name).reshape(-1).view(np.int16)
                 assert (got.view(torch.int16).numpy() == want)[~torch.isnan(got).numpy()].all(), n
         for qtype in integration.LACKING:
@@ -212,7 +220,68 @@ def test_transformers_own_decoders():
     assert int(QType.Q5_0) not in dequant.GGML_BLOCK
 
 
-def test_transformers_newer_loader(tmp_path):
+LOADING = """
+import os, signal, sys, threading, ggufx, numpy as np
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from transformers.quantizers.quantizer_gguf import GgufHfQuantizer as Quantizer
+import torch, ggufx.compat as compat, ggufx.integrations.transformers as integration
+folder = sys.argv[1]
+path, other = os.path.join(folder, "a.gguf"), os.path.join(folder, "b.gguf")
+for each in path, other:
+    with ggufx.Writer(each) as w:
+        w.add("weight", np.ones(4, np.float32))
+def get_state_dict(self, checkpoint_file: str, model):
+    return "theirs", checkpoint_file
+Quantizer.get_state_dict = get_state_dict
+integration._state_dict = lambda first, *_: ("ours", first)
+def ask(file):
+    return Quantizer.get_state_dict(SimpleNamespace(supported=False, dtype=torch.float32), file, None)
+class Asking:
+    @staticmethod
+    def from_pretrained(folder, gguf_file, **options):
+        with ThreadPoolExecutor(1) as pool:
+            return ask(gguf_file), ask(other), pool.submit(ask, gguf_file).result()
+within, ending = threading.Event(), threading.Event()
+class Pausing:
+    @staticmethod
+    def from_pretrained(folder, gguf_file, **options):
+        within.set()
+        ending.wait(60)
+        return ask(gguf_file), ask(other)
+want = ("ours", path), ("theirs", other), ("theirs", path)
+assert integration.load(path, auto_class=Asking) == want
+assert Quantizer.get_state_dict is get_state_dict
+with ThreadPoolExecutor(1) as pool:
+    loading = pool.submit(integration.load, path, auto_class=Pausing)
+    within.wait()
+    assert ask(path) == ("theirs", path)
+    child = os.fork()
+    if not child:
+        signal.alarm(60)  # ends a child that waits
+        assert Quantizer.get_state_dict is get_state_dict
+        assert not compat.status().installed
+        assert integration.load(path, auto_class=Asking) == want
+        os._exit(0)
+    failed = os.waitpid(child, 0)[1]
+    compat.install()
+    ending.set()
+    assert loading.result() == want[:2]
+assert not failed
+assert compat.status().installed
+print("done")
+"""
+
+
+def test_transformers_beside_load(tmp_path):
+    """While one thread loads, others and their children load other files as ever, and install() stays."""
+    pytest.importorskip("transformers")
+    program = tmp_path / "load.py"
+    program.write_text(LOADING)
+    assert run(program, tmp_path) == "done\n"
+
+
+def test_transformers_newer_loader(tmp_path, monkeypatch):
     """A model of an architecture that the newer loader takes: patched, and through load()."""
     transformers = pytest.importorskip("transformers")
     from transformers.integrations.gguf import reader
@@ -266,6 +335,10 @@ def test_transformers_newer_loader(tmp_path):
     with compat.patched():
         patched, joined = loaded("lfm2.gguf"), loaded(paths[0].name)
     assert functions() == before
+    # A file of the same name in the working directory isn't the one that was asked for.
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/lfm2.gguf").write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path / "elsewhere")
     for got in (patched, joined, load(tmp_path / "lfm2.gguf").state_dict(), load(paths[2]).state_dict()):
         assert got.keys() == want.keys()
         assert all(torch.equal(value, want[key]) for key, value in got.items())
@@ -316,6 +389,10 @@ def test_diffusers_layers(model):
         np.testing.assert_array_equal(ours.numpy(), exact.astype(np.float16))
         assert np.abs(ours.numpy() - exact).sum() < np.abs(theirs - exact).sum()
         assert torch.equal(layer(x), x @ torch.from_numpy(exact.astype(np.float16)).float().T)
+        for kind, function in before.items():
+            size, nbytes = gguf.GGML_QUANT_SIZES[kind]
+            raw = torch.zeros((3, nbytes), dtype=torch.uint8)
+            assert utils.dequantize_functions[kind](raw, size, nbytes).shape == function(raw, size, nbytes).shape, kind
         lacking = gguf.GGMLQuantizationType.IQ2_XXS
         assert lacking in utils.SUPPORTED_GGUF_QUANT_TYPES
         raw = np.random.default_rng(0).integers(0, 60, (4, 132), np.uint8)
