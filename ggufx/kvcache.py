@@ -12,7 +12,20 @@ from typing import Any, NamedTuple
 from .formats import QType, nbytes
 from .hyperparameters import Hyperparameters
 
-__all__ = ["CacheShape", "LayerCache"]
+__all__ = ["CACHE_TYPES", "CacheShape", "LayerCache"]
+
+# What llama.cpp keeps keys and values as.
+CACHE_TYPES = (
+    QType.F32,
+    QType.F16,
+    QType.BF16,
+    QType.Q8_0,
+    QType.Q4_0,
+    QType.Q4_1,
+    QType.IQ4_NL,
+    QType.Q5_0,
+    QType.Q5_1,
+)
 
 # Every so-many-th layer sees the whole context where the metadata has a window but no pattern of layers; the second
 # number is 1 where the group's first layer does rather than its last. Source: the architectures of llama.cpp.
@@ -63,9 +76,10 @@ class LayerCache(NamedTuple):
 
 
 class CacheShape(NamedTuple):
-    """The caches of all layers."""
+    """The caches of all layers; not `known` where the metadata has neither heads nor recurrent states."""
 
     layers: tuple[LayerCache, ...]
+    known: bool = True
 
     def nbytes(self, context: int, k_type: QType = QType.F16, v_type: QType = QType.F16) -> int:
         """Bytes of the whole model's cache at a context length."""
@@ -105,7 +119,8 @@ class CacheShape(NamedTuple):
                 k = get.number("attention.key_length_swa", k_size) if windows[n] else k_size
                 v = get.number("attention.value_length_swa", v_size) if windows[n] else v_size
                 layers.append(LayerCache(kv_heads[n] * k, kv_heads[n] * v, windows[n], 0))
-        return cls(tuple(layers))
+        known = f"{get.arch}.attention.head_count" in metadata
+        return cls(tuple(layers), known or any(c.k_width or c.v_width or c.state_nbytes for c in layers))
 
 
 def _windows(get: Hyperparameters) -> list[int]:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from .choices import Choice, Request, TensorLike, block_number, choose
 from .errors import GGUFError
 from .filetypes import FileType
-from .formats import QType, nbytes
+from .formats import QType, nbytes, type_name
 from .hyperparameters import Hyperparameters, ModelFacts
-from .kvcache import CacheShape
+from .kvcache import CACHE_TYPES, CacheShape
 from .recipes import EMBEDDINGS
 
 __all__ = ["LADDER", "Group", "MixPlan", "Plan", "plan"]
@@ -190,12 +190,22 @@ class Plan:
         raise ValueError(f"{ftype.name} isn't planned: it wasn't asked for, or this model can't be made so")
 
     def total(self, mix: MixPlan) -> int:
-        """Weights, cache and overhead."""
+        """Weights, cache and overhead; without the cache where its size isn't known."""
         return mix.nbytes + self.cache_nbytes + self.overhead
 
     def fits(self, mix: MixPlan) -> bool:
         """Whether the mix fits into the memory (True where no memory is given)."""
-        return self.memory is None or self.total(mix) <= self.memory
+        if self.memory is None:
+            return True
+        self._need_cache()
+        return self.total(mix) <= self.memory
+
+    def _need_cache(self) -> None:
+        if not self.cache.known:
+            raise GGUFError(
+                f"metadata has no {self.facts.arch}.attention.head_count: the cache's size can't be known, "
+                "nor what fits into a memory"
+            )
 
     @property
     def best(self) -> MixPlan | None:
@@ -210,6 +220,7 @@ class Plan:
 
         The output goes onto the GPU after all layers; the overhead is the GPU's.
         """
+        self._need_cache()
         n_layer = len(self.cache.layers)
         weights = [0] * (n_layer + 1)
         tied = all(c.name != "output.weight" for c in mix.choices)
@@ -321,10 +332,14 @@ def plan(
     GGUFError
         If the metadata lacks what the sizes depend on.
     ValueError
-        If the context isn't positive.
+        If the context isn't positive, or no cache can have one of its types.
     """
     if context < 1:
         raise ValueError(f"context is {context} tokens, at least 1 was expected")
+    for name, qtype in (("k_type", k_type), ("v_type", v_type)):
+        if qtype not in CACHE_TYPES:
+            known = ", ".join(t.name for t in CACHE_TYPES)
+            raise ValueError(f"{name} is {type_name(qtype)}; llama.cpp keeps caches as {known}")
     specs = list(tensors)
     facts = ModelFacts.from_metadata(metadata)
     planned = []

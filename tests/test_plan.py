@@ -225,6 +225,21 @@ def test_hybrids_keep_states_and_few_caches() -> None:
     assert interval == 3 * state + 100 * 2 * 64 * 2
 
 
+def test_a_cache_of_unknown_size_fits_nowhere() -> None:
+    bare = {k: v for k, v in LLAMA_3_8B.items() if "head_count" not in k}
+    free = plan(llama_3_8b()[:30], bare, mixes=[FileType.Q4_K_M])
+    assert free.fits(free["Q4_K_M"])
+    tight = plan(llama_3_8b()[:30], bare, memory=1 << 40, mixes=[FileType.Q4_K_M])
+    for question in (lambda: tight.fits(tight["Q4_K_M"]), lambda: tight.best, lambda: free.offload(free["Q4_K_M"], 1)):
+        with pytest.raises(GGUFError, match=r"llama\.attention\.head_count: the cache's size can't be known"):
+            question()
+    state = {"general.architecture": "rwkv6", "rwkv6.block_count": 2, "rwkv6.embedding_length": 64}
+    assert CacheShape.from_metadata({**state, "rwkv6.wkv.head_size": 8}).known
+    assert not CacheShape.from_metadata({**state, "rwkv6.attention.sliding_window": 64}).known
+    heads = {"attention.head_count_kv": 2, "attention.key_length": 8, "attention.value_length": 8}
+    assert CacheShape.from_metadata({**state, **{f"rwkv6.{key}": n for key, n in heads.items()}}).known
+
+
 def test_missing_keys_are_named() -> None:
     with pytest.raises(GGUFError, match=r"llama\.embedding_length"):
         cache("llama", block_count=2, attention__head_count=2)
@@ -263,6 +278,15 @@ def test_numbers_that_make_no_sense(key: str, value: object) -> None:
     except GGUFError as error:
         message = str(error)
     assert not message or f"llama.{key}" in message
+
+
+@pytest.mark.parametrize("side", ["k_type", "v_type"])
+@pytest.mark.parametrize("qtype", [QType.Q4_K, QType.Q6_K, QType.I8])
+def test_caches_have_few_types(side: str, qtype: QType) -> None:
+    with pytest.raises(
+        ValueError, match=rf"{side} is {qtype.name}; .*F32, F16, BF16, Q8_0, Q4_0, Q4_1, IQ4_NL, Q5_0, Q5_1"
+    ):
+        plan(llama_3_8b()[:30], LLAMA_3_8B, **{side: qtype})
 
 
 def test_lengths_are_whole_numbers() -> None:

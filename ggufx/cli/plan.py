@@ -90,8 +90,9 @@ def _speed(p: Plan, mix: MixPlan, arguments: argparse.Namespace) -> float | None
 
 def _print_mixes(p: Plan, arguments: argparse.Namespace) -> None:
     print(f"{p.size:,} weights, {printable(p.facts.arch)}, {p.facts.n_layer} layers")
+    cache = format_size(p.cache_nbytes) if p.cache.known else "of unknown size: no attention.head_count"
     print(
-        f"cache for {p.context} tokens {format_size(p.cache_nbytes)} ({p.k_type.name} keys, {p.v_type.name} values), "
+        f"cache for {p.context} tokens {cache} ({p.k_type.name} keys, {p.v_type.name} values), "
         f"overhead {format_size(p.overhead)}"
     )
     gpu = _size(arguments.gpu_memory)
@@ -171,7 +172,7 @@ def _report(p: Plan, chosen: MixPlan | None, arguments: argparse.Namespace) -> d
         "weights": p.size,
         "architecture": p.facts.arch,
         "context": p.context,
-        "cache_bytes": p.cache_nbytes,
+        "cache_bytes": p.cache_nbytes if p.cache.known else None,
         "overhead_bytes": p.overhead,
         "memory": p.memory,
         "best": p.best.ftype.name if p.best else None,
