@@ -15,7 +15,7 @@ from .errors import GGUFError, GGUFWarning
 from .formats import QType, row_nbytes
 from .threads import run, thread_count
 
-__all__ = ["NEEDS_IMATRIX", "QUANTIZABLE", "as_qtype", "as_values", "importance_rows", "quantize"]
+__all__ = ["NEEDS_IMATRIX", "QUANTIZABLE", "as_qtype", "as_values", "importance_rows", "quantize", "quantize_quietly"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -184,6 +184,22 @@ def quantize(
     >>> quantize(np.linspace(-1, 1, 64, dtype=np.float32).reshape(2, 32), "Q4_0").shape
     (2, 18)
     """
+    packed, overflow = quantize_quietly(x, qtype, imatrix=imatrix, threads=threads, path=path, nonfinite=nonfinite)
+    if overflow:
+        warnings.warn(overflow, GGUFWarning, stacklevel=2)
+    return packed
+
+
+def quantize_quietly(
+    x: npt.ArrayLike,
+    qtype: QType | int | str,
+    *,
+    imatrix: npt.ArrayLike | None = None,
+    threads: int | None = None,
+    path: str | None = None,
+    nonfinite: str = "error",
+) -> tuple[npt.NDArray[np.uint8], str]:
+    """Do what :func:`quantize` does, but return what it would warn of, or an empty string, beside the blocks."""
     qtype = as_qtype(qtype)
     if qtype not in QUANTIZABLE:
         raise ValueError(f"{qtype.name} isn't a type to quantize to")
@@ -199,7 +215,7 @@ def quantize(
     limit = thread_count(threads)
     out = np.empty((*array.shape[:-1], row_bytes), np.uint8)
     if not array.size:
-        return out
+        return out, ""
     flat = array.reshape(-1, width)
     # Blocks don't know of their row, except through importance: without it they can be dealt out freely.
     if importance is None and qtype.is_quantized and flat.flags.c_contiguous:
@@ -260,14 +276,14 @@ def quantize(
                 overflows += found
 
     run(work, pieces, workers)
-    if overflows:
-        if qtype in _PLAIN:
-            what = f"{overflows} of {array.size} values are beyond the largest {qtype.name} number"
-        else:
-            blocks = array.size // qtype.block_size
-            what = f"{overflows} of {blocks} blocks have a scale beyond the largest half-precision number, 65504,"
-        warnings.warn(f"{qtype.name}: {what} and become infinite", GGUFWarning, stacklevel=2)
-    return out
+    if not overflows:
+        return out, ""
+    if qtype in _PLAIN:
+        what = f"{overflows} of {array.size} values are beyond the largest {qtype.name} number"
+    else:
+        blocks = array.size // qtype.block_size
+        what = f"{overflows} of {blocks} blocks have a scale beyond the largest half-precision number, 65504,"
+    return out, f"{qtype.name}: {what} and become infinite"
 
 
 def _pieces(rows: int, width: int, groups: int, values: int) -> Iterator[_Piece]:

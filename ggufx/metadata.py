@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, overload
 
 import numpy as np
 
 from . import walk
+from .errors import GGUFError
 from .header import Field
 from .valuetypes import NUMBER_CODES, ValueType
 
@@ -48,6 +49,7 @@ class _Layout(NamedTuple):
 
     width: int
     big: bool
+    label: str
 
     @property
     def order(self) -> Literal["<", ">"]:
@@ -191,6 +193,8 @@ class ArrayList(Sequence[Any]):
         start = int(self._starts[index])
         head = Struct(self._layout.order + ("II" if self._layout.width == 4 else "IQ"))
         kind, count = head.unpack_from(self._raw, start)
+        if kind not in ValueType.__members__.values():
+            _changed(f"the type of array {index}", self._layout)
         return ValueType(kind), count, start + head.size
 
     def field_type(self, index: int) -> FieldType:
@@ -215,16 +219,27 @@ class ArrayList(Sequence[Any]):
         return list, (list(self),)
 
 
+def _changed(what: str, layout: _Layout) -> NoReturn:
+    raise GGUFError(f"{layout.label}: {what} isn't what it was when the header was checked: the file was changed since")
+
+
 def _array(raw: HeaderBuffer, kind: ValueType, count: int, start: int, layout: _Layout) -> Any:
     """Make the array of `count` items of `kind` whose first item begins at `start`; the header is checked already."""
+    least = {ValueType.STRING: layout.width, ValueType.ARRAY: 4 + layout.width}.get(kind) or walk.SCALAR_BYTES[kind]
+    if count > (len(raw) - start) // least:
+        _changed(f"the length of an array, {count},", layout)
     if kind == ValueType.STRING:
         starts = np.empty(count + 1, np.uint64)
-        walk.walk_strings(raw, start, len(raw), count, layout.width, layout.big, starts)
+        _, done = walk.walk_strings(raw, start, len(raw), count, layout.width, layout.big, starts)
+        if done < count:
+            _changed(f"string {done} of {count}", layout)
         lengths = np.diff(starts) - np.uint64(layout.width)
         return StringArray(raw, starts[:-1], lengths)
     if kind == ValueType.ARRAY:
         starts = np.empty(count, np.uint64)
-        walk.walk_arrays(raw, start, len(raw), count, layout.width, layout.big, 1 << 10, 1 << 62, starts)
+        at, status = walk.walk_arrays(raw, start, len(raw), count, layout.width, layout.big, 1 << 10, 1 << 62, starts)
+        if status:
+            _changed(f"the array of {count} arrays before byte {at}", layout)
         return ArrayList(raw, starts, layout)
     dtype = np.dtype(NUMBER_CODES[kind]).newbyteorder(layout.order)
     values = np.frombuffer(raw, dtype, count, start) if count else np.empty(0, dtype)
@@ -269,7 +284,7 @@ class Metadata(Mapping[str, Any]):
     def __init__(self, source: Source, fields: dict[str, Field], version: int) -> None:
         self._source = source
         self._fields = fields
-        self._layout = _Layout(4 if version == 1 else 8, source.big_endian)
+        self._layout = _Layout(4 if version == 1 else 8, source.big_endian, source.label)
         self._values: dict[str, Any] = {}
 
     def __getitem__(self, key: str) -> Any:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import logging
+import operator
 import pickle
 import shutil
 import tracemalloc
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from compat_runs import assert_alike
 from gguf_bytes import ARRAY, F32, STRING, Array, File, Info
 
+import ggufx
 from ggufx import compat
 from ggufx.compat import patching
 from ggufx.compat.lazylists import LazyList
@@ -73,6 +77,124 @@ def test_lists(good_files):
     data.clear()
     assert data == []
     assert not data
+
+
+COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+
+
+@pytest.mark.parametrize("sides", [(True, False), (False, True), (True, True)])
+def test_lists_on_either_side(good_files, sides):
+    """Operations on two lists see all items, whichever of them is lazy."""
+    plain = gguf.GGUFReader(good_files[0]).fields["many words"].data
+    assert len(plain) == 200
+
+    def pair():
+        return [gguf.GGUFReader(good_files[0]).fields["many words"].data if lazy else [*plain] for lazy in sides]
+
+    with compat.patched():
+        a, b = pair()
+        assert {type(a), type(b)} <= {list, LazyList}
+        for compare in COMPARISONS:
+            assert compare(a, b) is compare(plain, [*plain]), compare
+            assert compare(a, b[1:]) is compare(plain, plain[1:]), compare
+            assert compare(a, a) is compare(plain, plain), compare
+        assert a + b == b + a == [*a, *b] == plain * 2
+        assert plain + b == a + plain == plain * 2
+        assert a in [b]
+        assert [a].index(b) == 0
+        assert [a].count(b) == 1
+        assert (a,) == (b,)
+        assert {1: a} == {1: b}
+        assert sorted(a) == sorted(b) == [*a] == list(b) == a.copy() == copy.copy(b) == plain
+        assert a * 2 == 2 * b
+        assign = lambda x, y: x.__setitem__(slice(len(x), None), y) or x  # noqa: E731
+        for change in (operator.iadd, assign, lambda x, y: x.extend(y) or x):
+            a, b = pair()
+            assert change(a, b) is a
+            assert a == plain * 2
+            assert change(a, a) == plain * 4
+            assert len(a) == 800
+            assert b == plain
+        a, b = pair()
+        np.testing.assert_array_equal(a + np.array(b), np.array(plain) * 2)
+        np.testing.assert_array_equal(a * np.array(b), np.array(plain) ** 2)
+        for wrong in ((1,), 1, "a"):
+            with pytest.raises(TypeError):
+                a + wrong
+            with pytest.raises(TypeError):
+                wrong + a
+        assert type(type(a)(i for i in b)) is list
+        seen = []
+        for i in a:  # changed on the way, as a list can be
+            seen.append(i)
+            if i == plain[3]:
+                a[4:] = [0, 1]
+        assert seen == [*plain[:4], 0, 1]
+
+
+def test_parts_keep_their_identity(good_files):
+    """Lists of arrays compare by identity first; a part that is held is the same object each time."""
+
+    @dataclasses.dataclass
+    class Holder:
+        parts: list[object]
+
+    with compat.patched():
+        parts = gguf.GGUFReader(good_files[0]).fields["many words"].parts
+        assert type(parts) is LazyList
+        held = list(parts)
+        assert parts[7] is held[7]
+        assert (parts == parts, parts != parts, parts == held, held == parts, parts == parts.copy()) == (
+            True, False, True, True, True,
+        )  # fmt: skip
+        assert parts.index(held[0]) == 0
+        assert len(dataclasses.asdict(Holder(parts))["parts"]) == len(parts)
+        del held
+        assert len(parts.items.held) == 0
+
+
+def test_helpers_replaced_after_install(good_files):
+    """Steps of the reader that somebody replaces, on the class or on a reader, are called, and status tells."""
+    reader = gguf.GGUFReader
+    with compat.patched():
+        for name in ("_get", "_get_str", "_get_field_parts", "_get_tensor_info_field"):
+            with mock.patch.object(reader, name, autospec=True, side_effect=getattr(reader, name)) as replaced:
+                assert type(reader(good_files[0]).fields["many words"].parts) is list
+                assert replaced.call_count > 10, name
+                assert f"GGUFReader.{name}" in compat.status().packages["gguf"]["reader"]
+            assert compat.status().packages["gguf"]["reader"] == "patched"
+            assert type(reader(good_files[0]).fields["many words"].parts) is LazyList
+
+        calls = []
+
+        class Own(reader):
+            def __init__(self, path):
+                get = self._get
+                self._get = lambda *args, **options: calls.append(1) or get(*args, **options)
+                super().__init__(path)
+
+        assert type(Own(good_files[0]).fields["many words"].parts) is list
+        assert len(calls) > 200
+
+
+def test_lengths_changed_under_us(good_files, tmp_path):
+    """A file whose strings somebody changed while it is open is told, not read from places that were never there."""
+    path = Path(shutil.copy(good_files[4], tmp_path / "changed.gguf"))
+    with compat.patched():
+        field = gguf.GGUFReader(path).fields["many words"]
+    with ggufx.open(path) as ours:
+        at = field.offset + 8 + len("many words") + 4 + 4 + 8
+        told = r"changed.gguf: the 200 strings .* changed while it was open"
+        for length in (1 << 62, 1):
+            with open(path, "r+b") as file:
+                file.seek(at)
+                file.write(length.to_bytes(8, "little"))
+            for ask in (field.contents, lambda: field.contents(3), lambda: field.parts[8], lambda: list(field.parts)):
+                with pytest.raises(ggufx.GGUFError, match=told):
+                    ask()
+            if length > 1:
+                with pytest.raises(ggufx.GGUFError, match=r"changed.gguf: string 0 of 200 .* was changed since"):
+                    ours.metadata["many words"]
 
 
 def test_memory(tmp_path):

@@ -98,6 +98,15 @@ def _small_file() -> bytes:
     return head + bytes(-len(head) % 32) + struct.pack("<12f", *range(12))
 
 
+def _lists(a: list[int], b: list[int]) -> tuple[object, ...]:
+    """Results of the operations on two lists."""
+    longer = [*a]
+    longer += b
+    longer[:0] = b
+    compared = (a == b, a != b, a < b, a <= b, a > b, a >= b, a in [b], (a,) == (b,), {0: a} == {0: b})
+    return (*compared, a + b, [0, *b], a * 2, longer, sorted(a), a.copy(), list(reversed(a)), [b].index(a))
+
+
 def _observe(gguf: Any) -> dict[str, object]:
     """Results of the package's calls, by a name for each."""
     seen: dict[str, object] = {}
@@ -119,7 +128,16 @@ def _observe(gguf: Any) -> dict[str, object]:
             seen[f"field {key}"] = (field.offset, [p.tolist() for p in field.parts], list(field.data), field.types)
             if hasattr(field, "contents"):
                 seen[f"contents {key}"] = field.contents()
+        again = gguf.GGUFReader(path).fields
+        for key in ("words", "numbers"):
+            one, other = reader.fields[key], again[key]
+            seen[f"lists of {key}"] = (*_lists(one.data, other.data), *_lists(other.data, list(one.data)))
+            seen[f"parts of {key}"] = (
+                one.parts == list(one.parts),
+                one.parts in [one.parts],
+                len(one.parts + other.parts),
+            )
         for tensor in reader.tensors:
             seen[f"tensor {tensor.name}"] = (tensor.data.tolist(), tensor.shape.tolist(), tensor.data_offset)
-        del reader, field, tensor
+        del reader, field, tensor, again, one, other
     return seen

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from .. import decode, encode
 from ..errors import GGUFError
 from ..formats import QType
 from . import headers
-from .patching import Patches, is_known, is_original, say_once, source_block
+from .patching import Patches, Steps, are_as_they_were, is_known, is_original, say_once, source_block
 
 __all__ = ["parts"]
 
@@ -24,8 +24,17 @@ READER_METHODS = ("_build_fields", "_build_tensor_info", "_build_tensors")
 READER_HELPERS = ("_get", "_get_str", "_get_field_parts", "_get_tensor_info_field")
 # Class variables of the name map that its constructor reads.
 NAME_TABLES = ("mappings_cfg", "block_mappings_cfg")
+# What the arrays' methods of the quantization classes call, beside what each class defines.
+STEPS = (
+    "init_grid", "quantize_blocks", "dequantize_blocks", "quantize_rows", "dequantize_rows", "_Quant__shape_to_bytes",
+    "_Quant__shape_from_bytes",
+)  # fmt: skip
+# Of what a class defines, what gguf itself changes, or we do.
+UNSTEADY = frozenset({"grid", "_abc_impl", "_Quant__dequantize_lazy", "_Quant__quantize_lazy"})
 # Types in which the sign of a zero scale or minimum depends on which zero is looked at: bytes of those halves.
 MINDS_ZEROS = {QType.Q4_0: 2, QType.Q4_1: 4, QType.Q5_0: 2, QType.Q5_1: 4}
+# Types whose blocks of values too small for the scale make numpy warn in gguf: where that half lies.
+WARNS_OF_ZEROS = {QType.Q8_0: 0, QType.TQ1_0: 52, QType.TQ2_0: 64}
 # Maps of this many models are kept; each takes about a megabyte.
 KEPT_NAME_MAPS = 8
 
@@ -70,6 +79,7 @@ def _patch_reader(module: ModuleType, patches: Patches) -> str:
     if not is_original(module, reader, *READER_METHODS, *READER_HELPERS):
         return "left alone: somebody else has replaced methods of GGUFReader"
     originals = {name: vars(reader)[name] for name in (*READER_METHODS, *READER_HELPERS)}
+    patches.steps(reader, READER_HELPERS)
 
     def names() -> headers.Names:
         # Looked up each time: programs add types to the tables, and replace the enums, at run time.
@@ -87,10 +97,12 @@ def _patch_reader(module: ModuleType, patches: Patches) -> str:
     def takes(self: Any) -> bool:
         """Whether this reader is as gguf made it; otherwise gguf's own loops run, which call what was overridden."""
         cls = type(self)
-        if cls is not reader and any(
-            getattr(cls, name, None) is not (replaced.get(name) or originals[name]) for name in originals
-        ):
-            say_once(f"{cls.__qualname__} overrides methods of {module.__name__}.GGUFReader, which read its headers")
+        own = vars(self).keys() & originals
+        # Another thread may be putting gguf's methods back.
+        theirs = {n for n, gguf_s in originals.items() if getattr(cls, n, None) not in (replaced.get(n), gguf_s)}
+        if own or theirs:
+            who = "a reader" if own else "somebody else" if cls is reader else cls.__qualname__
+            say_once(f"{who} overrides methods of {module.__name__}.GGUFReader, which read its headers")
             return False
         data = self.data
         return isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 1 and data.flags.c_contiguous
@@ -150,6 +162,7 @@ def _patch_quants(module: ModuleType, patches: Patches) -> str:
         return "left alone: somebody else has replaced methods of its classes"
     dequantize_of_gguf, quantize_of_gguf = (vars(base)[name].__func__ for name in array_methods)
     decoded, encoded, foreign = _known_classes(module, base)
+    steps = {cls: _steps_of(module, base, cls, patches) for cls in decoded}
 
     def dequantize_array(cls: Any, array: Any) -> npt.NDArray[Any]:
         qtype = decoded.get(cls)
@@ -160,45 +173,55 @@ def _patch_quants(module: ModuleType, patches: Patches) -> str:
             or array.dtype.itemsize != 1
             or not array.size
             or not array.ndim
-            or cls.dequantize_blocks.__func__ is not own[cls][0]
-            or cls.dequantize_rows.__func__ is not rows[0]
+            or not are_as_they_were(steps[cls])
             or array.shape[-1] % qtype.block_bytes
         ):
             return dequantize_of_gguf(cls, array)  # type: ignore[no-any-return]
-        return decode.dequantize(np.ascontiguousarray(array).view(np.ndarray).view(np.uint8), qtype)
+        cls.init_grid()  # programs then call the class's dequantize_blocks, which needs it
+        raw = np.ascontiguousarray(array).view(np.ndarray).view(np.uint8)
+        values = decode.dequantize(raw, qtype)
+        if not _warns_at_most() and not np.isfinite(values).all():
+            return dequantize_of_gguf(cls, raw)  # type: ignore[no-any-return]
+        return values
 
     def quantize_array(cls: Any, array: Any) -> npt.NDArray[Any]:
         qtype = encoded.get(cls)
+        if qtype is not None and "quantize_blocks" not in vars(cls) and are_as_they_were(steps[cls]):
+            return _quantize_anew(array, qtype)
         if (
             qtype is None
             or type(array) not in (np.ndarray, np.memmap)
             or not array.size
             or not array.ndim
             or array.dtype.kind != "f"
-            or cls.quantize_blocks.__func__ is not own[cls][1]
-            or cls.quantize_rows.__func__ is not rows[1]
+            or not are_as_they_were(steps[cls])
             or array.shape[-1] % qtype.block_size
+            or not _warns_at_most()
         ):
             return quantize_of_gguf(cls, array)  # type: ignore[no-any-return]
-        values = np.ascontiguousarray(array, np.float32).view(np.ndarray)
+        with np.errstate(all="ignore"):
+            values = np.ascontiguousarray(array, np.float32).view(np.ndarray)
         try:
-            packed = encode.quantize(values, qtype)
-        except GGUFError:
-            # NaN and infinities: gguf has its own answer for the types it knows.
-            if own[cls][1] is base.quantize_blocks.__func__:
-                raise
+            packed, overflow = encode.quantize_quietly(values, qtype)
+        except GGUFError:  # NaN and infinities
+            overflow = "gguf has its own answer"
+        if overflow:  # and numpy's own warning
             return quantize_of_gguf(cls, array)  # type: ignore[no-any-return]
+        blocks, rows = packed.reshape(-1, qtype.block_bytes), values.reshape(-1, qtype.block_size)
         if qtype in MINDS_ZEROS:
             # Of zeros of both signs ggml takes another one for the scale or minimum than gguf does.
-            blocks = packed.reshape(-1, qtype.block_bytes)
             halves = np.ascontiguousarray(blocks[:, : MINDS_ZEROS[qtype]]).view(np.uint16)
-            zero = np.flatnonzero((halves & 0x7FFF == 0).any(1))
-            if len(zero):
-                blocks[zero] = cls.quantize_blocks(values.reshape(-1, qtype.block_size)[zero])
+            again = np.flatnonzero((halves & 0x7FFF == 0).any(1))
+        elif qtype in WARNS_OF_ZEROS:
+            at = WARNS_OF_ZEROS[qtype]
+            again = np.flatnonzero((blocks[:, at] == 0) & (blocks[:, at + 1] & 0x7F == 0))
+            again = again[(rows[again] != 0).any(1)]
+        else:
+            return packed
+        if len(again):
+            blocks[again] = cls.quantize_blocks(rows[again])
         return packed
 
-    own = {c: (c.dequantize_blocks.__func__, c.quantize_blocks.__func__) for c in {*decoded, *encoded}}  # type: ignore[attr-defined]
-    rows = (base.dequantize_rows.__func__, base.quantize_rows.__func__)
     _disguise(dequantize_array, dequantize_of_gguf)
     _disguise(quantize_array, quantize_of_gguf)
     patches.set(base, array_methods[0], classmethod(dequantize_array))
@@ -212,6 +235,48 @@ def _patch_quants(module: ModuleType, patches: Patches) -> str:
         )
         patches.set(cls, "_Quant__quantize_lazy", wrap(getattr(cls, array_methods[1]), meta_noop=(np.uint8, to_bytes)))
     return "patched" + (f", except the unknown {', '.join(sorted(foreign))}" if foreign else "")
+
+
+def _warns_at_most() -> bool:
+    """Whether numpy is to do no more than warn of overflows, divisions and invalid values, and not of underflows."""
+    modes = np.geterr()
+    return modes["under"] == "ignore" and {modes["divide"], modes["invalid"], modes["over"]} <= {"ignore", "warn"}
+
+
+def _quantize_anew(array: Any, qtype: QType) -> npt.NDArray[np.uint8]:
+    """Encode to a type that gguf can't encode."""
+    values = np.asarray(array)
+    if values.dtype.kind not in "fiub" and values.dtype.name != "bfloat16":
+        raise NotImplementedError(f"Quantization of {values.dtype} to {qtype.name} is not implemented")
+    with np.errstate(all="ignore"):
+        return encode.quantize(np.ascontiguousarray(values, np.float32), qtype)
+
+
+def _steps_of(module: ModuleType, base: type, cls: type, patches: Patches) -> Steps:
+    """What the methods of a quantization class use to quantize and dequantize: methods, tables, functions."""
+
+    def own(cls: type) -> list[str]:
+        return [name for name in vars(cls) if not name.startswith("__") and name not in UNSTEADY]
+
+    def names_in(code: CodeType) -> Iterator[str]:
+        yield from code.co_names
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                yield from names_in(constant)
+
+    methods = [vars(cls)[name] for name in own(cls)]
+    methods += [vars(base)[name] for name in (*STEPS, "_Quant__dequantize_array", "_Quant__quantize_array")]
+    functions = [getattr(method, "__func__", method) for method in methods]
+    names = {name for function in functions if hasattr(function, "__code__") for name in names_in(function.__code__)}
+    names &= vars(module).keys()
+    known = set(module._type_traits.values())
+    others = (vars(module)[name] for name in names if isinstance(vars(module)[name], type))
+    return (
+        *patches.steps(cls, dict.fromkeys([*own(cls), *STEPS])),
+        *patches.steps(base, STEPS),
+        *patches.steps(module, sorted(names)),
+        *(step for other in others if other in known - {cls} for step in patches.steps(other, own(other))),
+    )
 
 
 def _rounds_in_double(module: ModuleType, cls: type) -> bool:

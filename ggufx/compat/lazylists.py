@@ -8,48 +8,60 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import walk
+from ..errors import GGUFError
 
 __all__ = ["LazyList", "NumberItems", "Parts", "Span", "StringItems", "as_buffer", "view"]
-
-
-class Items(Protocol):
-    """What a lazy list is made of."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Any: ...
-    def __iter__(self) -> Iterator[Any]: ...
 
 
 class LazyList(list):  # type: ignore[type-arg]
     """A list over `items`: each item is made on access. The first change turns it into an ordinary list.
 
-    It is a real ``list``, so that ``isinstance`` and ``==`` behave; pickling and copying give plain lists.
+    It is a real ``list``, so that ``isinstance`` and ``==`` behave; pickling and copying give plain lists. The list's
+    own storage is empty until then, and methods of list read it without asking: none may see a lazy list, on either
+    side.
     """
 
     __slots__ = ("items",)
 
-    def __init__(self, items: Items) -> None:
+    def __new__(cls, items: Iterable[Any] = ()) -> Any:
+        # Whoever makes a list of the same type as one that was given, as dataclasses.asdict does, gets a plain one.
+        return super().__new__(cls) if isinstance(items, (Parts, range)) else list(items)
+
+    def __init__(self, items: Parts | range) -> None:
         super().__init__()
-        self.items: Items | None = items
+        self.items: Parts | range | None = items
 
     def _fill(self) -> None:
-        items, self.items = self.items, None
+        items = self.items
         if items is not None:
-            super().extend(items)
+            # Other threads read the items until all are stored. What C code may have added past us stays behind them.
+            super().__setitem__(slice(0, 0), list(items))
+            self.items = None
 
     def __len__(self) -> int:
         return super().__len__() if self.items is None else len(self.items)
 
     def __iter__(self) -> Iterator[Any]:
-        items: Iterable[Any] | None = self.items
-        found: Iterator[Any] = super().__iter__() if items is None else iter(items)
-        return found
+        return super().__iter__() if self.items is None else self._each(self.items)
+
+    def _each(self, items: Parts | range) -> Iterator[Any]:
+        done = 0
+        for item in items:
+            if self.items is None:
+                break
+            done += 1
+            yield item
+        # Changed while it is walked: go on as a list does.
+        while self.items is None and done < super().__len__():
+            done += 1
+            yield super().__getitem__(done - 1)
 
     def __getitem__(self, index: Any) -> Any:
         items = self.items
@@ -57,7 +69,7 @@ class LazyList(list):  # type: ignore[type-arg]
             return super().__getitem__(index)
         n = len(items)
         if isinstance(index, slice):
-            return [items[i] for i in range(*index.indices(n))]
+            return list(items[index]) if isinstance(items, range) else [items[i] for i in range(*index.indices(n))]
         try:
             i = operator.index(index)
         except TypeError:
@@ -84,21 +96,54 @@ class LazyList(list):  # type: ignore[type-arg]
     def __copy__(self) -> list[Any]:
         return list(self)
 
-    def __radd__(self, other: list[Any]) -> list[Any]:
-        return [*other, *self]
+    def __add__(self, other: Any) -> Any:
+        # An array on the other side adds as it does to a list.
+        return [*self, *other] if isinstance(other, list) else NotImplemented
+
+    def __radd__(self, other: Any) -> Any:
+        # Python asks for `other + self` and `other += self`. Both are then list's own, which read what is stored.
+        self._fill()
+        return NotImplemented
 
     __hash__ = None
 
 
+def _plain(value: Any) -> Any:
+    """A plain list of what a lazy list holds; everything else as it is."""
+    return list(value) if isinstance(value, LazyList) and value.items is not None else value
+
+
 def _reading(name: str) -> Callable[..., Any]:
-    """Make a method of list that only reads: it works on a plain copy."""
+    """Make a method of list that only reads: it works on plain copies."""
     method = getattr(list, name)
 
     def read(self: LazyList, *args: Any) -> Any:
-        return method(list(self), *args)
+        return method(_plain(self), *map(_plain, args))
 
     read.__name__ = name
     return read
+
+
+def _comparing(name: str) -> Callable[..., Any]:
+    """Make a comparison of list."""
+    read, of_same = _reading(name), name in ("__eq__", "__le__", "__ge__")
+
+    def compare(self: LazyList, other: object) -> Any:
+        return of_same if self is other else read(self, other)
+
+    compare.__name__ = name
+    return compare
+
+
+def _repeating(name: str) -> Callable[..., Any]:
+    """Make a repetition of list; an array multiplies the items instead."""
+    read = _reading(name)
+
+    def repeat(self: LazyList, times: Any) -> Any:
+        return NotImplemented if isinstance(times, np.ndarray) else read(self, times)
+
+    repeat.__name__ = name
+    return repeat
 
 
 def _changing(name: str) -> Callable[..., Any]:
@@ -113,18 +158,18 @@ def _changing(name: str) -> Callable[..., Any]:
     return change
 
 
-READING = (
-    "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__add__", "__mul__", "__rmul__", "copy", "index",
-    "count",
-)  # fmt: skip
-CHANGING = (
-    "append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse", "__setitem__", "__delitem__", "__iadd__",
-    "__imul__",
-)  # fmt: skip
-for _name in READING:
-    setattr(LazyList, _name, _reading(_name))
-for _name in CHANGING:
-    setattr(LazyList, _name, _changing(_name))
+_METHODS = {
+    _reading: ("copy", "index", "count"),
+    _comparing: ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
+    _repeating: ("__mul__", "__rmul__"),
+    _changing: (
+        "append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse", "__setitem__", "__delitem__",
+        "__iadd__", "__imul__",
+    ),
+}  # fmt: skip
+for _make, _names in _METHODS.items():
+    for _name in _names:
+        setattr(LazyList, _name, _make(_name))
 
 
 class Span(NamedTuple):
@@ -194,7 +239,13 @@ class StringItems:
         """Where each string's bytes begin, and one more: ``starts[i + 1] - starts[i] - 8`` is a length."""
         if self._starts is None:
             starts = np.empty(self.count + 1, np.uint64)
-            walk.walk_strings(as_buffer(self.data), self.start, self.stop, self.count, 8, self.big, starts)
+            end, done = walk.walk_strings(as_buffer(self.data), self.start, self.stop, self.count, 8, self.big, starts)
+            if (end, done) != (self.stop, self.count):
+                name = getattr(self.data, "filename", None) or "GGUF header"
+                raise GGUFError(
+                    f"{name}: the {self.count} strings from byte {self.start} on don't end at byte {self.stop} any "
+                    f"more, but {done} of them at byte {end}: the file was changed while it was open"
+                )
             self._starts = starts
         return self._starts
 
@@ -230,9 +281,12 @@ class StringItems:
 
 
 class Parts:
-    """The parts of one field: the spans of its head, then the items of its array, if it is one."""
+    """The parts of one field: the spans of its head, then the items of its array, if it is one.
 
-    __slots__ = ("array", "data", "head")
+    As in a list, a part that somebody holds is the same object each time: lists of arrays compare by identity first.
+    """
+
+    __slots__ = ("array", "data", "head", "held")
 
     def __init__(
         self, data: npt.NDArray[np.uint8], head: Iterable[Span], array: NumberItems | StringItems | None = None
@@ -240,11 +294,18 @@ class Parts:
         self.data = data
         self.head = tuple(head)
         self.array = array
+        self.held: WeakValueDictionary[int, npt.NDArray[Any]] | None = None
 
     def __len__(self) -> int:
         return len(self.head) + (0 if self.array is None else len(self.array))
 
     def __getitem__(self, i: int) -> npt.NDArray[Any]:
+        if self.held is None:
+            self.held = WeakValueDictionary()
+        part = self.held.get(i)
+        return self.held.setdefault(i, self._made(i)) if part is None else part
+
+    def _made(self, i: int) -> npt.NDArray[Any]:
         past = i - len(self.head)
         if past < 0:
             return view(self.data, *self.head[i])

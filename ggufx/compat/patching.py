@@ -7,22 +7,40 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from .locks import Lock
 
-__all__ = ["Patches", "fingerprint", "is_known", "is_original", "log", "say_once", "source_block"]
+__all__ = [
+    "Patches",
+    "Steps",
+    "are_as_they_were",
+    "fingerprint",
+    "is_known",
+    "is_original",
+    "log",
+    "say_once",
+    "source_block",
+]
 
 log = logging.getLogger("ggufx.compat")
 
 _MISSING = object()
 _said: set[str] = set()
+
+Steps: TypeAlias = tuple[tuple[Mapping[str, object], str, object], ...]
+"""Attributes that replaced code would have used, as they were: in which dictionary, their names, what they were."""
+
+
+def are_as_they_were(steps: Steps) -> bool:
+    """Whether nobody has replaced any of these attributes."""
+    return all(place.get(name, _MISSING) is was for place, name, was in steps)
 
 
 def say_once(message: str) -> None:
@@ -100,6 +118,7 @@ class Patches:
         self.was_lost = False
         self._changes: list[_Change] = []
         self._bases: dict[str, list[tuple[Callable[[], object], object]]] = {}
+        self._steps: dict[str, dict[str, Steps]] = {}
         self._part = ""
 
     @contextmanager
@@ -119,7 +138,7 @@ class Patches:
         for change in lost:
             self._changes.remove(change)
             _standing.remove(change)
-        self._part, self._bases[part] = part, []
+        self._part, self._bases[part], self._steps[part] = part, [], {}
         mark = len(self._changes)
         _source_lines.cache_clear()
         try:
@@ -138,10 +157,20 @@ class Patches:
         """Parts whose classes or functions have been made anew since, as reloading a module does."""
         return {part for part, bases in self._bases.items() if any(_found(find) is not base for find, base in bases)}
 
+    def steps(self, owner: Any, names: Iterable[str]) -> Steps:
+        """Note attributes of a class or module that the code of this part's originals uses, and return them."""
+        place = vars(owner)
+        found = tuple((place, name, place.get(name, _MISSING)) for name in names)
+        title = getattr(owner, "__qualname__", owner.__name__)
+        self._steps[self._part].update({f"{title}.{step[1]}": (step,) for step in found})
+        return found
+
     def overridden(self, part: str) -> list[str]:
-        """What this part replaced and somebody else has replaced since."""
+        """What this part replaced, or its originals use, and somebody else has replaced since."""
         mine = (c for c in self._changes if c.part == part)
-        return [str(c) for c in mine if c.now() is not c.new and c.above() is None]
+        found = [str(c) for c in mine if c.now() is not c.new and c.above() is None]
+        used = (name for name, steps in self._steps.get(part, {}).items() if not are_as_they_were(steps))
+        return list(dict.fromkeys([*found, *used]))
 
     def set(self, owner: Any, name: str, value: object) -> None:
         """Set attribute `name` of `owner`, a class or a module; remembers what its own dictionary held."""
