@@ -34,8 +34,9 @@ def _stream_bytes() -> int:
 STREAM_BYTES: Final = _stream_bytes()
 
 # A thread must have at least this many values to decode before starting it pays; benchmarks/results/sweep.md. Starting
-# takes some 60 us, in which one thread decodes one to two million. From 8 Mi values on a second one gains where the kernel
-# or the system's giving of fresh memory takes the time, and loses little where one core fills memory as fast as two.
+# takes some 60 us, in which one thread decodes one to two million. From 8 Mi values on a second one gains where the
+# kernel or the system's giving of fresh memory takes the time, and loses little where one core fills memory as fast as
+# two.
 VALUES_PER_THREAD: Final = 1 << 22
 
 # Parts a thread takes at a time: whole units of every type and whole cache lines of every dtype.
