@@ -108,7 +108,15 @@ def load(path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = N
         if is_split and not _takes_splits():
             raise ImportError(f"split files need another transformers than {transformers.__version__}, 5.24 for one")
         # The whole path: a mere name is looked for in the working directory first.
-        return cls.from_pretrained(os.path.dirname(first), gguf_file=first, **options)
+        loaded = cls.from_pretrained(os.path.dirname(first), gguf_file=first, **options)
+    # What the model remembers, and saves with itself, is the name, as with a folder and a name.
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
+    remembered = getattr(getattr(model, "config", None), "quantization_config", None)
+    if isinstance(remembered, dict) and remembered.get("gguf_file") == first:
+        remembered["gguf_file"] = os.path.basename(first)
+    elif getattr(remembered, "gguf_file", None) == first:
+        remembered.gguf_file = os.path.basename(first)  # type: ignore[union-attr]
+    return loaded
 
 
 def _takes_splits() -> bool:
