@@ -137,9 +137,7 @@ def measure(
             return 0.0  # it stays as it is
         rows, importance = _sample(tensors[c.name], weights[c.name])
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", GGUFWarning)
-                return relative_error(rows, qtype, importance)
+            return relative_error(rows, qtype, importance)
         except GGUFError as error:
             raise _named(tensors[c.name], error) from error
 
@@ -153,9 +151,12 @@ def measure(
         allowed = kinds if weights[c.name] is not None else kinds - set(NEED_IMATRIX) | kinds & {c.source}
         pairs += [(c, t) for t in sorted(allowed)]
     found: dict[str, dict[QType, float]] = {c.name: {} for c in choices}
-    for (c, qtype), error in zip(pairs, ordered(work, pairs, threads), strict=True):
-        if math.isfinite(error):  # a scale or value that overflows makes a type none to choose
-            found[c.name][qtype] = error
+    # Around all threads: warning filters belong to the process, so that threads would undo each other's.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GGUFWarning)
+        for (c, qtype), error in zip(pairs, ordered(work, pairs, threads), strict=True):
+            if math.isfinite(error):  # a scale or value that overflows makes a type none to choose
+                found[c.name][qtype] = error
     sizes = {c.name: {t: padded(nbytes(c.shape, t), alignment) for t in found[c.name]} for c in choices}
     return [Measured(c.name, sizes[c.name], found[c.name]) for c in choices]
 
