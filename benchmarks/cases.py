@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from ggufx import QType
 from ggufx.cli.sample import path_or_sample
-from ggufx.reader import open as open_gguf
-from ggufx.reference.decode import DECODERS, decode
+from ggufx.codec.reference.decode import DECODERS, decode
+from ggufx.read.reader import open as open_gguf
 
 # Weights per call. L2: the float32 output is 512 KiB and fits a core's second-level cache. LLC: 8 MiB, fits the last
 # level. DRAM: 256 MiB, fits no cache. tiny: for trying out the benchmark itself.

@@ -21,8 +21,8 @@ import numpy as np
 import report
 
 import ggufx
-from ggufx.encode import NEEDS_IMATRIX
-from ggufx.reference.lattice import LATTICES, lattice
+from ggufx.codec.encode import NEEDS_IMATRIX
+from ggufx.codec.reference.lattice import LATTICES, lattice
 
 HERE = Path(__file__).resolve().parent
 WIDTH = 4096

@@ -21,8 +21,9 @@ from clock import best
 from report import machine
 
 import ggufx
-import ggufx.decode as decoding
-from ggufx import QType, _dispatch
+import ggufx.codec.decode as decoding
+from ggufx import QType
+from ggufx.codec import dispatch
 
 TYPES = (QType.Q4_K, QType.Q8_0, QType.IQ2_XXS)
 # Bound by memory and bound by the kernel, into memory that is there and into memory that the system has yet to give.
@@ -48,8 +49,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, default=HERE / "results" / "sweep")
     out_path = parser.parse_args().out
-    path = _dispatch.resolve(None)
-    native = _dispatch.native
+    path = dispatch.resolve(None)
+    native = dispatch.native
     lines = ["# Sweeps", "", machine_line(), ""]
     result: dict[str, Any] = {"machine": machine()}
 

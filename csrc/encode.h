@@ -9,7 +9,7 @@
 
 enum { GGUFX_ENCODER_IDS = 43, GGUFX_MAX_LANES = 16 };
 
-/* The codebook of an IQ type with the neighbours of every point outside it; see ggufx/reference/lattice.py. */
+/* The codebook of an IQ type with the neighbours of every point outside it; see ggufx/codec/reference/lattice.py. */
 typedef struct ggufx_lattice {
     const int32_t *place;       /* word of levels -> entry, or -1 - start of its neighbours */
     const uint16_t *count;      /* word -> number of neighbours */

@@ -2,23 +2,28 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ._dispatch import available as paths
 from ._version import __version__
-from .decode import dequantize
-from .encode import quantize
+from .codec.decode import dequantize
+from .codec.dispatch import available as paths
+from .codec.encode import quantize
 from .errors import GGUFError, GGUFWarning
-from .formats import QType, nbytes
-from .loading import load
-from .reader import GGUFFile, open
-from .tensor import Tensor
+from .formats.tensor_types import QType, nbytes
+from .model.loading import load
+from .read.reader import GGUFFile, open
+from .read.tensor import Tensor
 
 if TYPE_CHECKING:
-    from . import edit, imatrix, quants, splitting
-    from .filetypes import FileType
-    from .gguf_reader import GGUFReader
-    from .gguf_writer import GGUFWriter
-    from .quality import quant_error
-    from .writer import Writer, write
+    from .codec.quality import quant_error
+    from .edit import edit
+    from .formats.file_types import FileType
+    from .gguf_names import quants
+    from .gguf_names.reader import GGUFReader
+    from .gguf_names.writer import GGUFWriter
+    from .plan import plan
+    from .requantize import imatrix, requantize
+    from .write import split as splitting
+    from .write.split import convert_endian, merge, split
+    from .write.writer import Writer, write
 
 __all__ = [
     "FileType",
@@ -31,32 +36,42 @@ __all__ = [
     "Tensor",
     "Writer",
     "__version__",
+    "convert_endian",
     "dequantize",
     "edit",
     "imatrix",
     "load",
+    "merge",
     "nbytes",
     "open",
     "paths",
+    "plan",
     "quant_error",
     "quantize",
     "quants",
+    "requantize",
+    "split",
     "splitting",
     "write",
 ]
 
 # Names that most programs don't need, and their modules: imported when they are asked for.
 _LATE = {
-    "FileType": ".filetypes",
-    "GGUFReader": ".gguf_reader",
-    "GGUFWriter": ".gguf_writer",
-    "Writer": ".writer",
+    "FileType": ".formats.file_types",
+    "GGUFReader": ".gguf_names.reader",
+    "GGUFWriter": ".gguf_names.writer",
+    "Writer": ".write.writer",
+    "convert_endian": ".write.split",
     "edit": ".edit",
     "imatrix": ".imatrix",
-    "quant_error": ".quality",
+    "merge": ".write.split",
+    "plan": ".plan",
+    "quant_error": ".codec.quality",
     "quants": ".quants",
+    "requantize": ".requantize",
+    "split": ".write.split",
     "splitting": ".splitting",
-    "write": ".writer",
+    "write": ".write",
 }
 
 
@@ -66,6 +81,10 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     module = import_module(_LATE[name], __name__)
-    # A module that holds a function of its own name stays the module, as after `import ggufx.edit`.
+    # A module that holds a function of its own name can be called as it.
     value = globals()[name] = module if _LATE[name] == f".{name}" else getattr(module, name)
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -21,14 +21,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import __version__, _dispatch
+from . import __version__
 from .cli.sample import path_or_sample
 from .cli.terminal import printable
-from .decode import dequantize
-from .formats import QType
-from .reader import GGUFFile
-from .reader import open as open_gguf
-from .reference.decode import DECODERS, decode
+from .codec import dispatch
+from .codec.decode import dequantize
+from .codec.reference.decode import DECODERS, decode
+from .formats.tensor_types import QType
+from .read.reader import GGUFFile
+from .read.reader import open as open_gguf
 
 __all__ = ["ceilings", "machine", "main", "run"]
 
@@ -64,8 +65,8 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "ggufx": __version__,
-        "compiler": None if _dispatch.native is None else _dispatch.native.compiler(),
-        "paths": list(_dispatch.available()),
+        "compiler": None if dispatch.native is None else dispatch.native.compiler(),
+        "paths": list(dispatch.available()),
     }
 
 
@@ -210,9 +211,9 @@ def run(
         ``machine``, ``ceilings`` (bytes written per second) and ``rows``: type, path, dtype, weights, seconds,
         gigaweights_per_second, gigabytes_per_second (of output) and exact (equal to the reference).
     """
-    paths = _dispatch.available() if paths is None else paths
+    paths = dispatch.available() if paths is None else paths
     for name in paths:
-        _dispatch.resolve(name)
+        dispatch.resolve(name)
     types = list(DECODERS) if types is None else types
     report: dict[str, Any] = {
         "machine": machine(),

@@ -16,7 +16,7 @@ from oracle import BLOCK_TYPES, FLOAT_TYPES, GGML_VERSION, Ggml
 
 import ggufx
 from ggufx import QType
-from ggufx import decode as decoding
+from ggufx.codec import decode as decoding
 
 VECTORS = Path(__file__).parent / "vectors"
 PATHS = ("avx512", "avx2", "neon", "scalar", "numpy")

@@ -8,7 +8,7 @@ import numpy as np
 from oracle import assert_same_bits, make_blocks
 
 from ggufx import QType
-from ggufx.reference import decode as reference
+from ggufx.codec.reference import decode as reference
 
 STORED = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(np.uint16)}
 

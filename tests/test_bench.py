@@ -11,7 +11,7 @@ from oracle import make_blocks, round_to
 import ggufx
 from ggufx import QType, bench
 from ggufx.cli.sample import path_or_sample
-from ggufx.reference.decode import DECODERS
+from ggufx.codec.reference.decode import DECODERS
 
 
 def test_every_type_and_path():

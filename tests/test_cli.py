@@ -19,7 +19,7 @@ import ggufx
 from ggufx import QType, splitting
 from ggufx.cli import info, main, sample
 from ggufx.cli.terminal import human_bytes, human_count, printable, shortened
-from ggufx.formats import CODE_BYTES
+from ggufx.formats.tensor_types import CODE_BYTES
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_unknown_types_are_shown(cli, tmp_path):
 
 
 def test_every_block_type_has_its_code_bytes():
-    assert set(CODE_BYTES) == set(BLOCK_TYPES), "add a row to CODE_BYTES in ggufx/formats.py"
+    assert set(CODE_BYTES) == set(BLOCK_TYPES), "add a row to CODE_BYTES in ggufx/formats/tensor_types.py"
     assert all(0 < CODE_BYTES[t] < t.block_bytes for t in CODE_BYTES)
 
 

@@ -18,7 +18,7 @@ from compat_runs import run
 
 from ggufx import compat
 from ggufx.compat import patching
-from ggufx.compat.lazylists import LazyList
+from ggufx.gguf_names.lazylists import LazyList
 
 gguf = pytest.importorskip("gguf")
 

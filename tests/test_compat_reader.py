@@ -21,7 +21,7 @@ from gguf_bytes import ARRAY, F32, STRING, Array, File, Info
 import ggufx
 from ggufx import compat
 from ggufx.compat import patching
-from ggufx.compat.lazylists import LazyList
+from ggufx.gguf_names.lazylists import LazyList
 
 gguf = pytest.importorskip("gguf")
 

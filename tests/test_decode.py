@@ -14,8 +14,9 @@ from guard import GuardedMemory
 from oracle import round_to
 from samples import assert_same, large_sample, sample
 
-from ggufx import QType, _dispatch, dequantize
-from ggufx import decode as decoding
+from ggufx import QType, dequantize
+from ggufx.codec import decode as decoding
+from ggufx.codec import dispatch
 
 pytestmark = pytest.mark.usefixtures("threads_pay_early")
 
@@ -85,14 +86,14 @@ def test_only_large_outputs_pass_the_cache(monkeypatch):
     """Those that begin on a line where dequantize makes them; the size depends on the machine's cache."""
     assert 4 << 20 <= decoding.STREAM_BYTES <= 32 << 20
     monkeypatch.setattr(decoding, "STREAM_BYTES", 4 << 20)
-    if _dispatch.native is None:
+    if dispatch.native is None:
         pytest.skip("numpy never writes past the cache")
     streamed: list[object] = []
 
     def decode(*arguments: object) -> None:
         streamed.append(arguments[-1])
 
-    monkeypatch.setattr(_dispatch, "native", types.SimpleNamespace(decodes=lambda _: True, decode=decode))
+    monkeypatch.setattr(dispatch, "native", types.SimpleNamespace(decodes=lambda _: True, decode=decode))
     for dtype, item in (("float32", 4), ("float16", 2), ("bfloat16", 2)):
         least = (4 << 20) // item // 32
         for blocks, past_cache in ((least - 1, False), (least, True)):

@@ -14,7 +14,8 @@ from oracle import BLOCK_TYPES, INTEGER_TYPES, make_blocks, round_to
 from samples import STORED, assert_same, sample, specified
 
 import ggufx
-from ggufx import GGUFError, QType, _dispatch, dequantize
+from ggufx import GGUFError, QType, dequantize
+from ggufx.codec import dispatch
 
 pytestmark = pytest.mark.usefixtures("threads_pay_early")
 
@@ -305,7 +306,7 @@ def test_unknown_path_lists_the_choices():
 
 
 def test_paths_and_problems_are_all_there_is():
-    names, problems = ggufx.paths(), _dispatch.problems()
+    names, problems = ggufx.paths(), dispatch.problems()
     assert names[-1] == "numpy"
     assert sorted([*names, *problems]) == ["avx2", "avx512", "neon", "numpy", "scalar"]
     assert "scalar" in names or "isn't there" in problems["scalar"]
@@ -323,7 +324,7 @@ def python(code: str, **environ: str) -> str:
     return run.stdout.strip()
 
 
-ACTIVE = "from ggufx import _dispatch; print(_dispatch.active())"
+ACTIVE = "from ggufx.codec import dispatch; print(dispatch.active())"
 DECODED = """
 import ggufx
 try:

@@ -15,7 +15,7 @@ import ggufx
 from ggufx import GGUFError, GGUFWarning, QType
 from ggufx.edit import edit, undo_unfinished
 from ggufx.splitting import convert_endian, merge, split
-from ggufx.writer import Writer, write
+from ggufx.write.writer import Writer, write
 
 gguf = pytest.importorskip("gguf")
 
@@ -194,7 +194,8 @@ def test_odd_layouts_survive_a_copy(tmp_path: Path) -> None:
 
 CHILD = """
 import os, signal, sys
-from ggufx import edit, undo
+from ggufx import edit
+from ggufx.write import undo
 stage = sys.argv[2]
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -343,7 +344,8 @@ def test_damaged_saved_bytes(model: Path, damage: str) -> None:
 
 HELD = """
 import os, sys
-from ggufx import edit, undo
+from ggufx import edit
+from ggufx.write import undo
 def hold(*_):
     print("held", flush=True)
     sys.stdin.readline()

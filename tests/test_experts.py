@@ -15,7 +15,7 @@ from labelled import add, q8_0
 
 import ggufx
 from ggufx import GGUFError
-from ggufx.experts import MoE
+from ggufx.model.experts import MoE
 
 OUT, IN, N = 6, 64, 4
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from samples import assert_same, large_sample, sample
 
-from ggufx import QType, _dispatch, dequantize, quantize
+from ggufx import QType, dequantize, quantize
+from ggufx.codec import dispatch
 
 pytestmark = pytest.mark.usefixtures("threads_pay_early")
 
@@ -52,7 +53,7 @@ def control(tmp_path_factory) -> ctypes.CDLL:
 @pytest.mark.parametrize("mode", UNUSUAL)
 def test_floating_point_control_changes_nothing(decodable, dtype, path, control, mode):
     """Other libraries leave flush-to-zero on; scales of blocks are subnormal often enough to notice."""
-    if _dispatch.native is None:
+    if dispatch.native is None:
         pytest.skip("without the extension numpy computes as its thread is set to")
     blocks, want = sample(decodable, dtype)
     usual, unusual = control.control_get(), UNUSUAL[mode][os.uname().machine]
@@ -85,7 +86,7 @@ def test_floating_point_control_of_worker_threads(control, path):
 @pytest.mark.parametrize("given", ["float32", "float64"])
 def test_quantizing(qtype, path, control, mode, given):
     """Weights so small that blocks get subnormal scales, ordinary ones, and doubles to be rounded."""
-    if _dispatch.native is None:
+    if dispatch.native is None:
         pytest.skip("without the extension numpy computes as its thread is set to")
     rng = np.random.default_rng(3)
     x = rng.standard_normal((12, 256)) * np.repeat([1e-39, 3e-7, 1.0], 4)[:, None]

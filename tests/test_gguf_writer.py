@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ggufx import GGUFError
-from ggufx.gguf_keys import KEYS
-from ggufx.gguf_writer import GGUFValue, GGUFWriter, TensorInfo, WriterState
+from ggufx.gguf_names.keys import KEYS
+from ggufx.gguf_names.writer import GGUFValue, GGUFWriter, TensorInfo, WriterState
 
 gguf = pytest.importorskip("gguf")
 BOTH = pytest.mark.parametrize("cls", [gguf.GGUFWriter, GGUFWriter])

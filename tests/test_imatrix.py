@@ -139,7 +139,7 @@ KIND = {"general.type": "imatrix"}
     ],
 )
 def test_damaged_gguf(tmp_path, metadata, tensors, match):
-    from ggufx.writer import write
+    from ggufx.write.writer import write
 
     write(tmp_path / "bad.gguf", metadata, tensors)
     with pytest.raises(GGUFError, match=match):

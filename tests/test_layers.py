@@ -15,7 +15,7 @@ from labelled import add
 
 import ggufx
 from ggufx import GGUFError
-from ggufx.layers import BufferPool
+from ggufx.model.layers import BufferPool
 
 
 @pytest.fixture

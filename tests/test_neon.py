@@ -21,8 +21,8 @@ from oracle import BLOCK_TYPES
 from samples import blocks_of, specified
 
 from ggufx import QType
-from ggufx.encode import _overflows
-from ggufx.reference.lattice import LATTICES, lattice
+from ggufx.codec.encode import _overflows
+from ggufx.codec.reference.lattice import LATTICES, lattice
 
 ROOT = Path(__file__).parent.parent
 CSRC = ROOT / "csrc"

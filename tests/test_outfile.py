@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import ggufx
-from ggufx import outfile
 from ggufx.cli import main
 from ggufx.edit import edit
-from ggufx.outfile import OutputFile
 from ggufx.splitting import split
-from ggufx.writer import Writer
+from ggufx.write import outfile
+from ggufx.write.outfile import OutputFile
+from ggufx.write.writer import Writer
 
 OLD = b"what was there before"
 
@@ -46,7 +46,7 @@ CHILD = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 import test_outfile as t
-from ggufx import outfile
+from ggufx.write import outfile
 path, stage, split = sys.argv[1], sys.argv[2], int(sys.argv[3]) or None
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -90,7 +90,7 @@ def test_a_full_disk_at_every_write(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(fd, data)
 
-    monkeypatch.setattr("ggufx.outfile.os.write", write)
+    monkeypatch.setattr("ggufx.write.outfile.os.write", write)
     with pytest.raises(OSError, match="No space left"):
         write_model(tmp_path / "m.gguf")
     assert listing(tmp_path) == before
@@ -98,7 +98,7 @@ def test_a_full_disk_at_every_write(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[str, bytes]) -> None:
     real = os.write
-    monkeypatch.setattr("ggufx.outfile.os.write", lambda fd, data: real(fd, data[:777]))
+    monkeypatch.setattr("ggufx.write.outfile.os.write", lambda fd, data: real(fd, data[:777]))
     write_model(tmp_path / "m.gguf")
     assert listing(tmp_path) == whole
 
@@ -142,12 +142,12 @@ def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.Monkey
     (small_disk / "m.gguf").write_bytes(OLD)
     with pytest.raises(OSError, match=r"bytes are needed and \d+ are free"):
         write_model(small_disk / "m.gguf")
-    monkeypatch.setattr("ggufx.stream.check_free_space", lambda *_: None)
+    monkeypatch.setattr("ggufx.write.stream.check_free_space", lambda *_: None)
     with pytest.raises(OSError, match=r"No space left.*m\.gguf"):
         write_model(small_disk / "m.gguf")
     writer = ggufx.GGUFWriter(small_disk / "m.gguf", "llama")
     writer.add_tensor("t", np.zeros(50_000, np.float32))
-    monkeypatch.setattr("ggufx.gguf_writer.check_free_space", lambda *_: None)
+    monkeypatch.setattr("ggufx.gguf_names.writer.check_free_space", lambda *_: None)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     with pytest.raises(OSError, match=r"No space left.*m\.gguf"):
@@ -290,11 +290,11 @@ def test_errors_of_writing_name_the_file(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     out = OutputFile(tmp_path / "m.gguf")
-    monkeypatch.setattr("ggufx.outfile.os.write", full)
+    monkeypatch.setattr("ggufx.write.outfile.os.write", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*m\.gguf'"):
         out.write(b"abc")
     monkeypatch.undo()
-    monkeypatch.setattr("ggufx.outfile.os.fsync", full)
+    monkeypatch.setattr("ggufx.write.outfile.os.fsync", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*m\.gguf'"):
         out.finish(0)
     out.discard()
@@ -335,14 +335,14 @@ def test_a_file_renamed_while_waiting_for_its_lock_is_left_alone(
             os.rename(tmp_path / ".m.gguf.partial", done)
         real(fd, operation)
 
-    monkeypatch.setattr("ggufx.outfile.fcntl.flock", flock)
+    monkeypatch.setattr("ggufx.write.outfile.fcntl.flock", flock)
     write_model(tmp_path / "m.gguf")
     assert listing(tmp_path) == {"done.gguf": b"", **whole}
 
 
 def test_a_file_system_whose_numbers_change_is_no_endless_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("ggufx.outfile.os.path.samestat", lambda a, b: False)
+        patched.setattr("ggufx.write.outfile.os.path.samestat", lambda a, b: False)
         with pytest.raises(OSError, match="another process is writing"):
             write_model(tmp_path / "m.gguf")
     write_model(tmp_path / "m.gguf")
@@ -350,7 +350,7 @@ def test_a_file_system_whose_numbers_change_is_no_endless_loop(tmp_path: Path, m
 
 
 def test_without_file_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[str, bytes]) -> None:
-    monkeypatch.setattr("ggufx.outfile.fcntl", None)
+    monkeypatch.setattr("ggufx.write.outfile.fcntl", None)
     (tmp_path / ".m.gguf.partial").write_bytes(OLD)
     write_model(tmp_path / "m.gguf")
     assert listing(tmp_path) == whole
@@ -379,7 +379,7 @@ def test_memory_stays_at_about_one_tensor(tmp_path: Path) -> None:
     code = """
 import resource, sys
 import numpy as np
-from ggufx.writer import Writer
+from ggufx.write.writer import Writer
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with Writer(sys.argv[1], sync=False) as w:
     for n in range(40):

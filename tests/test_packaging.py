@@ -86,7 +86,7 @@ def test_sdist_is_complete(sdist):
     for name in (
         "LICENSE", "NOTICE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml", "setup.py",
         "ggufx/_native.pyx", "ggufx/_native.pyi", "ggufx/py.typed", "ggufx/sample.gguf",
-        "ggufx/reference/codebooks.txt", "csrc/types.def", "csrc/tables.h", "csrc/make_tables.py",
+        "ggufx/codec/reference/codebooks.txt", "csrc/types.def", "csrc/tables.h", "csrc/make_tables.py",
         "tools/make_sample.py", "tests/conftest.py", "tests/vectors/dequantize.npz",
     ):  # fmt: skip
         assert name in names, name
@@ -155,7 +155,7 @@ def test_import_needs_numpy_alone():
         "print(*sorted(m for m in sys.modules if m.startswith('ggufx.')))"
     )
     modules = run(sys.executable, "-c", code).split()
-    for heavy in ("ggufx.cli", "ggufx.bench", "ggufx.reference.codebooks", "ggufx.writer", "ggufx.plan"):
+    for heavy in ("ggufx.cli", "ggufx.bench", "ggufx.codec.reference.codebooks", "ggufx.write.writer", "ggufx.plan"):
         assert heavy not in modules, f"import ggufx loads {heavy}"
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from ggufx import GGUFError, QType
-from ggufx.choices import TensorSpec
-from ggufx.filetypes import FileType
-from ggufx.kvcache import CacheShape
+from ggufx.formats.file_types import FileType
 from ggufx.plan import plan
+from ggufx.requantize.choices import TensorSpec
+from ggufx.requantize.kvcache import CacheShape
 from ggufx.sizes import format_size, parse_size
 
 GIB, MIB = 2**30, 2**20

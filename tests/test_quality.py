@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import ggufx
-from ggufx.quality import ErrorSums
+from ggufx.codec.quality import ErrorSums
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_against_numpy(rng, qtype, weighted):
     x = rng.standard_normal((5, 512)).astype(np.float32)
     w = rng.random(512)
-    imatrix = w if weighted or qtype in ggufx.encode.NEEDS_IMATRIX else None
+    imatrix = w if weighted or qtype in ggufx.codec.encode.NEEDS_IMATRIX else None
     error = ggufx.dequantize(ggufx.quantize(x, qtype, imatrix=imatrix), qtype).astype(float) - x
     found = ggufx.quant_error(x, qtype, imatrix)
     assert found.n == x.size

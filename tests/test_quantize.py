@@ -12,10 +12,11 @@ from conftest import VECTORS
 from oracle import BLOCK_TYPES, Ggml
 
 import ggufx
-from ggufx import GGUFError, GGUFWarning, QType, _dispatch
-from ggufx.encode import NEEDS_IMATRIX
-from ggufx.reference.codebooks import GRIDS
-from ggufx.reference.lattice import LATTICES, PAD, lattice
+from ggufx import GGUFError, GGUFWarning, QType
+from ggufx.codec import dispatch
+from ggufx.codec.encode import NEEDS_IMATRIX
+from ggufx.codec.reference.codebooks import GRIDS
+from ggufx.codec.reference.lattice import LATTICES, PAD, lattice
 
 CODEBOOKS = [t for t in BLOCK_TYPES if t.name in LATTICES]
 FAST = [t for t in BLOCK_TYPES if t not in CODEBOOKS]
@@ -170,7 +171,7 @@ def test_memory_is_respected(rng, qtype, path, guarded):
     x = rng.standard_normal((rows, width)).astype(np.float32)
     qw = rng.random(width).astype(np.float32)
     want = ggufx.quantize(x, qtype, imatrix=qw, path="numpy")
-    from ggufx.encode import _lattice
+    from ggufx.codec.encode import _lattice
 
     for side in ("at_end", "at_start"):
         spaces = [guarded(max(x.nbytes, want.nbytes)) for _ in range(3)]
@@ -180,13 +181,13 @@ def test_memory_is_respected(rng, qtype, path, guarded):
         source[:] = x.reshape(-1).view(np.uint8)
         weights[:] = qw.view(np.uint8)
         out = target.reshape(want.shape)
-        assert _dispatch.native is not None
-        _dispatch.native.encode(
-            _dispatch.resolve(path), qtype, source.view(np.float32).reshape(x.shape), weights.view(np.float32),
+        assert dispatch.native is not None
+        dispatch.native.encode(
+            dispatch.resolve(path), qtype, source.view(np.float32).reshape(x.shape), weights.view(np.float32),
             _lattice(qtype), True, out,
         )  # fmt: skip
         np.testing.assert_array_equal(out, want)
-        assert _dispatch.native.all_finite(_dispatch.resolve(path), source.view(np.float32))
+        assert dispatch.native.all_finite(dispatch.resolve(path), source.view(np.float32))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64, ">f4", ">f8"], ids=str)
@@ -399,8 +400,8 @@ def test_neighbours(rng, name):
 
 
 def test_every_type_has_encoders():
-    from ggufx.reference.encode import ENCODERS
+    from ggufx.codec.reference.encode import ENCODERS
 
     assert set(ENCODERS) == set(BLOCK_TYPES)
-    if _dispatch.native is not None:
-        assert {t for t in QType if _dispatch.native.encodes(t)} == set(BLOCK_TYPES)
+    if dispatch.native is not None:
+        assert {t for t in QType if dispatch.native.encodes(t)} == set(BLOCK_TYPES)

@@ -18,8 +18,9 @@ import pytest
 from gguf_bytes import Array, File
 
 import ggufx
-from ggufx import GGUFError, QType, walk
-from ggufx.metadata import FieldType, ValueType
+from ggufx import GGUFError, QType
+from ggufx.read import walk
+from ggufx.read.metadata import FieldType, ValueType
 
 BYTES = bytes(range(251))
 
@@ -297,7 +298,7 @@ def test_load_dtypes(tmp_path):
 
 def test_arena_segments(tmp_path, monkeypatch):
     """Arrays spread over several mappings, huge-page ones included, are still all there and don't overlap."""
-    from ggufx import loading
+    from ggufx.model import loading
 
     monkeypatch.setattr(loading, "SEGMENT_BYTES", 5 << 20)
     file = File()
@@ -312,7 +313,7 @@ def test_arena_segments(tmp_path, monkeypatch):
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs /proc")
 def test_arena_asks_for_huge_pages():
     """The mapping is private (shared memory gets none) and advised."""
-    from ggufx.loading import Arena
+    from ggufx.model.loading import Arena
 
     array = Arena([8 << 20]).take((2 << 20,), np.float32)
     where, inside = array.ctypes.data, False

@@ -19,7 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ggufx
-from ggufx import GGUFError, QType, walk
+from ggufx import GGUFError, QType
+from ggufx.read import walk
 
 pytestmark = pytest.mark.skipif(walk.walk_strings is walk.python_walk_strings, reason="built without the C extension")
 

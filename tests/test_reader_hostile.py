@@ -12,7 +12,8 @@ import pytest
 from gguf_bytes import Array, File, Info
 
 import ggufx
-from ggufx import GGUFError, walk
+from ggufx import GGUFError
+from ggufx.read import walk
 
 
 @pytest.fixture(params=["native", "python"], autouse=True)

@@ -10,7 +10,7 @@ import pytest
 
 import ggufx
 from ggufx import QType
-from ggufx.metadata import StringArray, ValueType
+from ggufx.read.metadata import StringArray, ValueType
 
 gguf = pytest.importorskip("gguf", reason="the gguf package, an independent writer and reader, is not installed")
 

@@ -1,4 +1,4 @@
-"""The tables of ggufx.recipes against llama.cpp's own snapshots, and the branches those do not reach."""
+"""The tables of ggufx.requantize.mixes against llama.cpp's own snapshots, and the branches those do not reach."""
 
 import hashlib
 import json
@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from ggufx import GGUFError, QType
-from ggufx.choices import Choice, Request, TensorSpec, choose
-from ggufx.filetypes import FileType
-from ggufx.hyperparameters import ModelFacts
-from ggufx.recipes import RULES, Role, kept_reason, needs_imatrix, role_of
+from ggufx.formats.file_types import FileType
+from ggufx.model.hyperparameters import ModelFacts
+from ggufx.requantize.choices import Choice, Request, TensorSpec, choose
+from ggufx.requantize.mixes import RULES, Role, kept_reason, needs_imatrix, role_of
 
 SNAPSHOTS = json.loads((Path(__file__).parent / "vectors" / "llama_quantize_snapshots.json").read_text())
 

@@ -13,7 +13,7 @@ import pytest
 from oracle import BLOCK_TYPES, INTEGER_TYPES, assert_same_bits, make_blocks, round_to
 
 from ggufx import QType, nbytes
-from ggufx.reference import codebooks, decode
+from ggufx.codec.reference import codebooks, decode
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,7 +27,7 @@ def decoded(blocks: np.ndarray, qtype: QType, dtype: str = "float32") -> np.ndar
 
 def test_every_type_is_specified():
     missing = [t.name for t in QType if t not in decode.DECODERS and t not in INTEGER_TYPES]
-    assert not missing, "add a function and a DECODERS row in ggufx/reference/decode.py"
+    assert not missing, "add a function and a DECODERS row in ggufx/codec/reference/decode.py"
 
 
 def test_golden_has_every_type(golden):

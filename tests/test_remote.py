@@ -19,8 +19,9 @@ from labelled import add
 from range_server import RangeServer
 
 import ggufx
-from ggufx import GGUFError, remote, sources
+from ggufx import GGUFError
 from ggufx.cli import main
+from ggufx.read import remote, sources
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec (extra `remote`) is not installed")
 pytest.importorskip("aiohttp", reason="aiohttp (extra `remote`) is not installed")

@@ -9,17 +9,17 @@ import pytest
 
 import ggufx
 from ggufx import GGUFError, GGUFWarning, QType
-from ggufx.budget import Measured, assign, sample_rows
-from ggufx.choices import Request, choose
-from ggufx.filetypes import FileType
-from ggufx.hyperparameters import ModelFacts
+from ggufx.formats.file_types import FileType
 from ggufx.imatrix import Entry, ImportanceMatrix
-from ggufx.importance import Importance
-from ggufx.quantized_metadata import Override
+from ggufx.model.hyperparameters import ModelFacts
 from ggufx.requantize import requantize
-from ggufx.slabs import ordered
+from ggufx.requantize.choices import Request, choose
+from ggufx.requantize.importance import Importance
+from ggufx.requantize.metadata import Override
+from ggufx.requantize.slabs import ordered
+from ggufx.requantize.target_size import Measured, assign, sample_rows
 from ggufx.splitting import split
-from ggufx.writer import Writer, write
+from ggufx.write.writer import Writer, write
 
 LAYERS, WIDTH = 4, 256
 
@@ -269,7 +269,7 @@ def test_fallbacks_are_told_with_their_bits(tmp_path: Path) -> None:
 def test_a_value_that_is_no_number_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: float, slab: int
 ) -> None:
-    monkeypatch.setattr("ggufx.slabs.SLAB", slab)
+    monkeypatch.setattr("ggufx.requantize.slabs.SLAB", slab)
     values = np.ones((3, 40, 256), np.float32)
     values[2, 7, 5] = bad
     with Writer(tmp_path / "in.gguf", sync=False) as w:
@@ -322,7 +322,7 @@ def test_never_over_the_input(model: Path) -> None:
 def test_threads_do_not_change_bytes(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    monkeypatch.setattr("ggufx.slabs.SLAB", 1000)
+    monkeypatch.setattr("ggufx.requantize.slabs.SLAB", 1000)
     requantize(model, tmp_path / "out.gguf", "Q4_K_M", threads=threads, sync=False)
     assert contents(tmp_path / "out.gguf") == expected(model, "Q4_K_M")
 
@@ -545,7 +545,7 @@ def test_memory_stays_at_some_slabs(tmp_path: Path) -> None:
     code = """
 import resource, sys
 from ggufx.requantize import requantize
-import ggufx.encode, ggufx.decode
+import ggufx.codec.encode, ggufx.codec.decode
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 requantize(sys.argv[1], sys.argv[2], "F32", threads=2, sync=False)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

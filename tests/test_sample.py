@@ -13,7 +13,7 @@ from oracle import INTEGER_TYPES
 import ggufx
 from ggufx import QType
 from ggufx.cli.sample import path_or_sample
-from ggufx.metadata import ValueType
+from ggufx.read.metadata import ValueType
 
 SCRIPT = Path(__file__).parent.parent / "tools" / "make_sample.py"
 

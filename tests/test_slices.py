@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from labelled import add
 
 import ggufx
-from ggufx import GGUFError, permute
+from ggufx import GGUFError
+from ggufx.model import permute
 
 SHAPES = {"m": (6, 64), "deep": (3, 5, 96), "four": (2, 3, 4, 32), "v": (128,), "one": (1, 32)}
 KINDS = {"f32": 0, "f16": 1, "q4": 2, "q8": 8, "i32": 26}
@@ -136,7 +137,7 @@ INDICES = [[0], [5, 0, 5, -1], [], [[1, 2], [3, -6]], 3, np.array([2, 1], np.uin
 @pytest.mark.parametrize("indices", INDICES, ids=str)
 @pytest.mark.parametrize("direct", [False, True])
 def test_take(pairs, indices, direct, monkeypatch):
-    from ggufx import tensor
+    from ggufx.read import tensor
 
     monkeypatch.setattr(tensor, "DIRECT_BYTES", 1 if direct else 1 << 16)
     monkeypatch.setattr(tensor, "GATHER_BYTES", 100)

@@ -12,7 +12,7 @@ from labelled import add
 
 import ggufx
 from ggufx import GGUFError
-from ggufx.splits import SplitFile
+from ggufx.read.shards import SplitFile
 
 
 def name(i, n=3, prefix="model"):

@@ -18,9 +18,10 @@ from oracle import make_blocks
 from samples import assert_same, large_sample, sample, specified
 
 import ggufx
-from ggufx import QType, _dispatch, dequantize
-from ggufx import decode as decoding
-from ggufx import threads as threading_rules
+from ggufx import QType, dequantize
+from ggufx.codec import decode as decoding
+from ggufx.codec import dispatch
+from ggufx.codec import threads as threading_rules
 
 pytestmark = pytest.mark.usefixtures("threads_pay_early")
 
@@ -162,7 +163,7 @@ def test_fork_after_threads():
 
 def fails_at(call: int, error: BaseException) -> types.SimpleNamespace:
     """Stand for the extension; the given call of decode() fails."""
-    native = _dispatch.native
+    native = dispatch.native
     calls = iter(range(1, 1000))
 
     def decode(*arguments: object) -> None:
@@ -176,11 +177,11 @@ def fails_at(call: int, error: BaseException) -> types.SimpleNamespace:
 @pytest.mark.parametrize("call", [1, 2, 3, 7])
 @pytest.mark.parametrize("error", [MemoryError("injected"), KeyboardInterrupt("injected")], ids=lambda e: repr(e))
 def test_errors_of_worker_threads_surface(call, error, started, monkeypatch):
-    if _dispatch.native is None:
+    if dispatch.native is None:
         pytest.skip("numpy decodes on one thread")
     blocks, want = large_sample(QType.Q4_K, "float32")
     with monkeypatch.context() as patch:
-        patch.setattr(_dispatch, "native", fails_at(call, error))
+        patch.setattr(dispatch, "native", fails_at(call, error))
         with pytest.raises(type(error), match="injected"):
             dequantize(blocks, QType.Q4_K, threads=3)
     assert not any(thread.is_alive() for thread in started)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ggufx import QType, nbytes
-from ggufx.formats import CODE_BYTES, NUMERIC_DTYPES, SWAP_FIELDS
+from ggufx.formats.tensor_types import CODE_BYTES, NUMERIC_DTYPES, SWAP_FIELDS
 
 ROOT = Path(__file__).parent.parent
 INTEGERS = {QType.I8, QType.I16, QType.I32, QType.I64}
@@ -51,7 +51,7 @@ def test_nbytes_takes_names_as_dequantize_does():
 
 
 def test_swap_fields_cover_every_type():
-    assert set(SWAP_FIELDS) == set(QType), "add a row to SWAP_FIELDS in ggufx/formats.py"
+    assert set(SWAP_FIELDS) == set(QType), "add a row to SWAP_FIELDS in ggufx/formats/tensor_types.py"
     for t, fields in SWAP_FIELDS.items():
         end = 0
         for at, width, count in fields:

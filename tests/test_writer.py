@@ -12,10 +12,10 @@ import pytest
 
 import ggufx
 from ggufx import GGUFError, QType
-from ggufx.fieldbytes import Layout
-from ggufx.stream import swap_blocks
-from ggufx.valuetypes import ValueType
-from ggufx.writer import Writer, write
+from ggufx.formats.value_types import ValueType
+from ggufx.write.serialize import Layout
+from ggufx.write.stream import swap_blocks
+from ggufx.write.writer import Writer, write
 
 gguf = pytest.importorskip("gguf")
 

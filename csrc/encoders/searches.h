@@ -1,5 +1,5 @@
 /* The searches behind ggml's quantizers, LANES groups side by side: which scale, minimum and codes lose least.
- * ggufx/reference/searches.py explains each; the order of every sum is ggml's. */
+ * ggufx/codec/reference/searches.py explains each; the order of every sum is ggml's. */
 #ifndef GGUFX_ENCODERS_SEARCHES_H
 #define GGUFX_ENCODERS_SEARCHES_H
 

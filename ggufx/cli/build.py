@@ -6,7 +6,8 @@ import platform
 
 import numpy as np
 
-from .. import __version__, _dispatch, threads
+from .. import __version__
+from ..codec import dispatch, threads
 
 __all__ = ["report", "version"]
 
@@ -18,14 +19,14 @@ def version() -> str:
 
 def report() -> list[str]:
     """Return the lines that ``ggufx --info`` prints."""
-    paths = [f"{name} (active)" if name == _dispatch.active() else name for name in _dispatch.available()]
+    paths = [f"{name} (active)" if name == dispatch.active() else name for name in dispatch.available()]
     lines = [version(), f"paths:    {', '.join(paths)}"]
-    if _dispatch.native is None:
-        why = next(iter(_dispatch.problems().values()))
-        lines.append(f"not here: {', '.join(_dispatch.problems())}: {why}; everything works, slower, on the numpy path")
+    if dispatch.native is None:
+        why = next(iter(dispatch.problems().values()))
+        lines.append(f"not here: {', '.join(dispatch.problems())}: {why}; everything works, slower, on the numpy path")
     else:
-        lines += [f"not here: {name}: {why}" for name, why in _dispatch.problems().items()]
-        lines.append(f"compiler: {_dispatch.native.compiler()}")
+        lines += [f"not here: {name}: {why}" for name, why in dispatch.problems().items()]
+        lines.append(f"compiler: {dispatch.native.compiler()}")
     lines.append(f"threads:  {threads.thread_count(None)}")
     lines.append(
         f"python:   {platform.python_implementation()} {platform.python_version()}, numpy {np.__version__}, "

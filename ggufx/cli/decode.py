@@ -14,14 +14,14 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from ..cli import sample
 from ..errors import GGUFError
-from ..formats import NUMERIC_DTYPES, QType
-from ..loading import select
-from ..outfile import OutputFile
-from . import sample
+from ..formats.tensor_types import NUMERIC_DTYPES, QType
+from ..model.loading import select
+from ..write.outfile import OutputFile
 
 if TYPE_CHECKING:
-    from ..tensor import Tensor
+    from ..read.tensor import Tensor
 
 __all__ = ["add_arguments", "run"]
 

@@ -7,8 +7,8 @@ import json
 from math import isinf
 from typing import Any
 
+from ..formats.value_types import ValueType
 from ..sizes import format_size
-from ..valuetypes import ValueType
 from .terminal import printable, warnings_as_lines
 
 __all__ = ["add_arguments", "run"]
@@ -37,8 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Edit and say how."""
     import ggufx
 
-    from ..edit import edit, undo_unfinished
-    from ..fieldbytes import value_type
+    from ..write.edit import edit, undo_unfinished
+    from ..write.serialize import value_type
 
     types = {key: value_type(name) for key, name in (_pair(text, "--type") for text in arguments.type)}
     pairs = [_pair(text, "--set") for text in arguments.set]

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert and name the file."""
-    from ..splitting import convert_endian
+    from ..write.split import convert_endian
 
     with progress_bar(arguments.progress, "convert") as progress:
         (path,) = convert_endian(arguments.input, arguments.output, arguments.order, progress=progress)

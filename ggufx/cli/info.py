@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..formats import CODE_BYTES, QType
-from . import sample
+from ..cli import sample
+from ..formats.tensor_types import CODE_BYTES, QType
 from .terminal import human_bytes, human_count, printable, shortened
 
 if TYPE_CHECKING:
-    from ..reader import GGUFFile
-    from ..tensor import Tensor
+    from ..read.reader import GGUFFile
+    from ..read.tensor import Tensor
 
 __all__ = ["add_arguments", "describe", "render", "run"]
 

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Merge and name the file."""
-    from ..splitting import merge
+    from ..write.split import merge
 
     with progress_bar(arguments.progress, "merge") as progress:
         (path,) = merge(arguments.input, arguments.output, keep_split_keys=arguments.keep_split_keys, progress=progress)

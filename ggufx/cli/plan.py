@@ -7,11 +7,11 @@ import json
 import sys
 from typing import Any
 
-from ..filetypes import FileType
-from ..formats import QType
-from ..plan import OVERHEAD, MixPlan, Plan, plan
+from ..cli import sample
+from ..formats.file_types import FileType
+from ..formats.tensor_types import QType
+from ..requantize.plan import OVERHEAD, MixPlan, Plan, plan
 from ..sizes import format_size, parse_size
-from . import sample
 from .terminal import printable
 
 __all__ = ["add_arguments", "run"]

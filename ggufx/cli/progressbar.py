@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..stream import Progress
+from ..write.stream import Progress
 
 __all__ = ["add_progress_argument", "progress_bar"]
 

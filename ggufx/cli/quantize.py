@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from ..errors import GGUFError
-from ..filetypes import FileType
-from ..formats import QType, type_name
+from ..formats.file_types import FileType
+from ..formats.tensor_types import QType, type_name
 from ..sizes import format_size, parse_size
 from .progressbar import add_progress_argument, progress_bar
 from .terminal import printable, warnings_as_lines
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Quantize and report."""
-    from ..requantize import Override, requantize
+    from ..requantize.job import Override, requantize
 
     if arguments.type is None and arguments.target_size is None:
         raise ValueError("TYPE or --target-size is needed")

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Split and list the shards."""
-    from ..splitting import split
+    from ..write.split import split
 
     if arguments.max_size is None and arguments.max_tensors is None:
         raise ValueError("--max-size or --max-tensors is needed")

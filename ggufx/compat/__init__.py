@@ -44,25 +44,25 @@ _Parts = dict[str, Callable[[Patches], str]]
 
 
 def _gguf(module: ModuleType) -> _Parts:
-    from . import gguf_package
+    from ..compat import gguf_package
 
     return gguf_package.parts(module)
 
 
 def _transformers_loader(module: ModuleType) -> _Parts:
-    from . import transformers_package
+    from ..compat import transformers_package
 
     return transformers_package.loader_parts(module)
 
 
 def _transformers_reader(module: ModuleType) -> _Parts:
-    from . import transformers_package
+    from ..compat import transformers_package
 
     return transformers_package.reader_parts(module)
 
 
 def _transformers_decoders(module: ModuleType) -> _Parts:
-    from . import transformers_package
+    from ..compat import transformers_package
 
     return transformers_package.decoder_parts(module)
 

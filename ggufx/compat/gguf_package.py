@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import decode, encode
+from ..codec import decode, encode
 from ..errors import GGUFError
-from ..formats import QType
-from . import headers
+from ..formats.tensor_types import QType
+from ..gguf_names import headers
 from .patching import Patches, Steps, are_as_they_were, is_known, is_original, say_once, source_block
 
 __all__ = ["parts"]

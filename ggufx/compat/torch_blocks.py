@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 import torch
 
-from .. import decode
-from ..formats import QType
+from ..codec import decode
+from ..formats.tensor_types import QType
 
 __all__ = ["decode_blocks", "decoder", "decodes_here"]
 

@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import walk
 from ..errors import GGUFError
-from ..formats import QType
-from ..reader import open as open_gguf
-from ..splits import SHARD, SplitFile
-from ..tensor import Tensor
-from . import headers
-from .lazylists import StringItems, as_buffer
+from ..formats.tensor_types import QType
+from ..gguf_names import headers
+from ..gguf_names.lazylists import StringItems, as_buffer
+from ..read import walk
+from ..read.reader import open as open_gguf
+from ..read.shards import SHARD, SplitFile
+from ..read.tensor import Tensor
 from .patching import Patches, is_known
 
 __all__ = ["decoder_parts", "loader_parts", "reader_parts"]

@@ -13,7 +13,7 @@ import torch
 
 from ..compat.patching import Patches
 from ..compat.torch_blocks import decode_blocks, decodes_here
-from ..formats import QType
+from ..formats.tensor_types import QType
 
 __all__ = ["replace_functions"]
 

@@ -18,17 +18,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import compat, loading
+from .. import compat
 from ..compat.locks import Lock
 from ..compat.patching import Patches, say_once
-from ..formats import QType
-from ..reader import open as open_gguf
-from ..splits import SplitFile
+from ..formats.tensor_types import QType
+from ..model import loading
+from ..read.reader import open as open_gguf
+from ..read.shards import SplitFile
 
 if TYPE_CHECKING:
     import torch
 
-    from ..tensor import Tensor
+    from ..read.tensor import Tensor
 
 __all__ = ["install_decoders", "load", "uninstall_decoders"]
 

@@ -10,7 +10,8 @@ from gguf_bytes import Array, File
 from labelled import add
 
 import ggufx
-from ggufx import GGUFError, remote
+from ggufx import GGUFError
+from ggufx.read import remote
 
 pytestmark = [
     # botocore's and moto's own, not ours

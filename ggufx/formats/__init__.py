@@ -1,0 +1,1 @@
+"""The tables: tensor types, metadata value types, file types. Knows nothing else of ggufx."""

@@ -1,0 +1,1 @@
+"""GGUF files as they are: sources of bytes, headers, metadata, tensors, shards."""

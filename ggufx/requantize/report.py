@@ -1,0 +1,121 @@
+"""What a requantization did, or would do, and what the user should be told of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..formats.file_types import FileType
+from ..formats.tensor_types import QType, nbytes, type_name
+from ..sizes import format_size
+from .choices import Choice
+
+__all__ = ["Report", "fallback_note", "requantize_note"]
+
+_BLOCK = re.compile(r"blk\.\d+\.")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a requantization did, or would do.
+
+    Attributes
+    ----------
+    ftype : FileType
+        Written as ``general.file_type``.
+    choices : tuple of Choice
+        Each tensor's old and new type, in file order.
+    nbytes_before, nbytes_after : int
+        Bytes of all tensors.
+    paths : tuple of str
+        Files written; empty after a dry run.
+    error : float or None
+        After a search under a size: the sum over the tensors of their relative weighted errors, on the sample.
+    refused : str or None
+        After a dry run: why the real run would be refused.
+    """
+
+    ftype: FileType
+    choices: tuple[Choice, ...] = field(repr=False)
+    nbytes_before: int
+    nbytes_after: int
+    paths: tuple[str, ...] = ()
+    error: float | None = None
+    refused: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Values in all tensors."""
+        return sum(math.prod(c.shape) for c in self.choices)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Average of the output."""
+        return 8 * self.nbytes_after / self.size if self.size else 0.0
+
+    @property
+    def fallbacks(self) -> tuple[Choice, ...]:
+        """Tensors whose rows aren't whole blocks of the type they should have had."""
+        return tuple(c for c in self.choices if c.wanted is not None)
+
+    @property
+    def requantized(self) -> tuple[Choice, ...]:
+        """Tensors that were quantized before and get another type."""
+        return tuple(
+            c for c in self.choices if c.qtype != c.source and isinstance(c.source, QType) and c.source.is_quantized
+        )
+
+    def notes(self) -> list[str]:
+        """Lines for the user: sizes, the share left as it was, fallbacks and what they cost, what is lost."""
+        lines = [
+            f"{format_size(self.nbytes_before)} -> {format_size(self.nbytes_after)}, {self.bits_per_weight:.3f} bits "
+            f"per weight: "
+            + ", ".join(f"{n} {t}" for t, n in Counter(type_name(c.qtype) for c in self.choices).items())
+        ]
+        kept = Counter(c.kept for c in self.choices if c.kept is not None)
+        if kept:
+            values = sum(math.prod(c.shape) for c in self.choices if c.kept is not None)
+            reasons = ", ".join(f"{n} {reason}" for reason, n in kept.items())
+            lines.append(f"{100 * values / self.size:.2f}% of the weights stay as they are ({reasons})")
+        if self.fallbacks:
+            lines += [fallback_note(self.fallbacks), *_fallback_lines(self.fallbacks)]
+        if self.requantized:
+            lines.append(requantize_note(self.requantized))
+        return lines
+
+
+def _fallback_lines(fallbacks: Sequence[Choice]) -> list[str]:
+    """One line for each kind of tensor that falls back: which, how wide, to what, how many."""
+    kinds: dict[tuple[str, int, str], list[Choice]] = {}
+    for c in fallbacks:
+        part = _BLOCK.sub("blk.*.", c.name, 1)
+        kinds.setdefault((part, c.shape[-1], f"{type_name(c.wanted or 0)} -> {type_name(c.qtype)}"), []).append(c)
+    lines = []
+    for (part, width, pair), group in kinds.items():
+        qtype, wanted = QType(group[0].qtype), QType(group[0].wanted or 0)
+        extra = qtype.bits_per_weight - wanted.bits_per_weight
+        tensors = f"{len(group)} tensors" if len(group) > 1 else "1 tensor"
+        lines.append(f"  {part}: rows of {width}, {pair} ({extra:+.2f} bits per weight), {tensors}")
+    return lines
+
+
+def fallback_note(fallbacks: Sequence[Choice]) -> str:
+    values = sum(math.prod(c.shape) for c in fallbacks)
+    bits = sum(8 * nbytes(c.shape, c.qtype) for c in fallbacks) / values
+    wanted = sum(c.wanted.bits_per_weight * math.prod(c.shape) for c in fallbacks if c.wanted is not None) / values
+    pairs = Counter(f"{type_name(c.wanted or 0)} -> {type_name(c.qtype)}" for c in fallbacks)
+    return (
+        f"{len(fallbacks)} tensors have rows that aren't whole blocks and fall back to other types: {bits:.2f} bits "
+        f"per weight there, {wanted:.2f} were asked for ({', '.join(f'{n} {pair}' for pair, n in pairs.items())})"
+    )
+
+
+def requantize_note(requantized: Sequence[Choice]) -> str:
+    pairs = Counter(f"{type_name(c.source)} -> {type_name(c.qtype)}" for c in requantized)
+    return (
+        f"{len(requantized)} tensors were quantized already ({', '.join(f'{n} {pair}' for pair, n in pairs.items())}): "
+        "the new rounding adds its error to the old one's; more bits make them larger, not better"
+    )
