@@ -38,8 +38,8 @@ int ggufx_all_finite(int path, const float *x, size_t n);
 
 /* Quantizes rows of finite floats; `check`: returns SIZE_MAX if one isn't, having written some of the output. qw: the
  * importance of each column, or NULL; types that need one must have it. lattice: place, count, neighbours and words of
- * ggufx/codec/reference/lattice.py for the IQ1, IQ2 and IQ3 types. Returns the number of blocks whose half-precision scale
- * overflowed. The caller has checked path, type, width and sizes. */
+ * ggufx/codec/reference/lattice.py for the IQ1, IQ2 and IQ3 types. Returns the number of blocks whose half-precision
+ * scale overflowed. The caller has checked path, type, width and sizes. */
 size_t ggufx_encode(int path, int type, const float *x, const float *qw, const void *const *lattice, size_t rows,
                     size_t width, int check, uint8_t *out);
 

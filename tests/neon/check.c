@@ -1,6 +1,6 @@
 /* Compares the kernels with the reference where no Python runs, e.g. under an emulator.
  *
- * usage: check FILE PATH...   FILE: records as tests/test_neon.py writes them; PATH: neon, scalar ...
+ * usage: check FILE PATH...   FILE: records as tests/codec/test_neon.py writes them; PATH: neon, scalar ...
  *
  * Every decoder runs cached and streamed, from and to any alignment, with sources and outputs that begin or end at a
  * forbidden page, with the floating-point control as it comes and flushing subnormals. Every encoder runs with and

@@ -27,7 +27,7 @@ from ggufx import QType
 torch = pytest.importorskip("torch")
 pytest.importorskip("gguf")
 
-PROBE = Path(__file__).parent.parent / "compat_probe.py"
+PROBE = Path(__file__).parents[1] / "support" / "compat_probe.py"
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

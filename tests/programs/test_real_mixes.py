@@ -16,7 +16,7 @@ import pytest
 import ggufx
 from ggufx.requantize import requantize
 
-GOLDEN = json.loads((Path(__file__).parent.parent / "vectors" / "gemma_mixes.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "vectors" / "gemma_mixes.json").read_text())
 TEXT = Path("/usr/share/common-licenses/GPL-3")
 # llama-perplexity's values for this text and these files.
 F32_PERPLEXITY, Q2_K_PERPLEXITY = 13.8295, 26.159

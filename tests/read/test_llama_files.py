@@ -1,6 +1,6 @@
 """Whole files against llama.cpp's: shards as llama-gguf-split makes them, and what llama-quantize names and writes.
 
-``python tests/test_llama_files.py FOLDER`` records the digests anew with the programs in the folder.
+``python tests/read/test_llama_files.py FOLDER`` records the digests anew with the programs in the folder.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from ggufx import GGUFError, Writer
 from ggufx.requantize import requantize
 from ggufx.splitting import merge, split
 
-RECORDED = Path(__file__).parent / "vectors" / "llama_files.json"
+RECORDED = Path(__file__).parents[1] / "vectors" / "llama_files.json"
 # Case: llama-gguf-split's options, ours.
 SPLITS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "size": (["--split-max-size", "1M"], {"max_bytes": 10**6}),

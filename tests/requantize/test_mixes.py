@@ -15,7 +15,7 @@ from ggufx.model.hyperparameters import ModelFacts
 from ggufx.requantize.choices import Choice, Request, TensorSpec, choose
 from ggufx.requantize.mixes import RULES, Role, kept_reason, needs_imatrix, role_of
 
-SNAPSHOTS = json.loads((Path(__file__).parent / "vectors" / "llama_quantize_snapshots.json").read_text())
+SNAPSHOTS = json.loads((Path(__file__).parents[1] / "vectors" / "llama_quantize_snapshots.json").read_text())
 
 
 def numbers(runs: str) -> Iterator[int]:
@@ -86,7 +86,7 @@ def chosen(mix: str, *, model: dict | None = None, **request: object) -> list[Ch
     return choose(tensors, facts, Request(FileType[mix], **request))
 
 
-TINY = json.loads((Path(__file__).parent / "vectors" / "llama_quantize_tiny.json").read_text())["models"]
+TINY = json.loads((Path(__file__).parents[1] / "vectors" / "llama_quantize_tiny.json").read_text())["models"]
 
 
 def zeros(

@@ -14,7 +14,7 @@ from ggufx import GGUFWarning, Writer
 from ggufx.cli import main
 from ggufx.imatrix import Entry, ImportanceMatrix
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def blocks(page: str) -> list[tuple[str, str]]:

@@ -275,7 +275,7 @@ class Linear:
 
 
 def test_documented_examples(tmp_path, monkeypatch):
-    page = Path(__file__).parent.parent / "docs" / "quantizing.md"
+    page = Path(__file__).parents[2] / "docs" / "quantizing.md"
     if not page.exists():
         pytest.skip("docs/ is not here: not a source tree")
     monkeypatch.chdir(tmp_path)

@@ -14,9 +14,9 @@ import pytest
 from ggufx import QType, nbytes
 from ggufx.formats.tensor_types import CODE_BYTES, NUMERIC_DTYPES, SWAP_FIELDS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 INTEGERS = {QType.I8, QType.I16, QType.I32, QType.I64}
-README_MARKS = ("<!-- types: kept by tests/test_types.py -->\n", "<!-- end -->\n")
+README_MARKS = ("<!-- types: kept by tests/formats/test_types.py -->\n", "<!-- end -->\n")
 
 
 def source(name: str) -> str:
@@ -40,7 +40,7 @@ def readme_table() -> str:
 
 def test_readme_table():
     text = source("README.md")
-    assert readme_table() in text, "run python tests/test_types.py"
+    assert readme_table() in text, "run python tests/formats/test_types.py"
 
 
 def test_nbytes_takes_names_as_dequantize_does():

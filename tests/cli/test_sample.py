@@ -15,7 +15,7 @@ from ggufx import QType
 from ggufx.cli.sample import path_or_sample
 from ggufx.read.metadata import ValueType
 
-SCRIPT = Path(__file__).parent.parent / "tools" / "make_sample.py"
+SCRIPT = Path(__file__).parents[2] / "tools" / "make_sample.py"
 
 
 @pytest.fixture

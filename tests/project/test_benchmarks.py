@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 pytestmark = [
     pytest.mark.skipif(not BENCHMARKS.exists(), reason="benchmarks/ is not here: not a source tree"),

@@ -15,7 +15,7 @@ from oracle import BLOCK_TYPES, INTEGER_TYPES, assert_same_bits, make_blocks, ro
 from ggufx import QType, nbytes
 from ggufx.codec.reference import codebooks, decode
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def decoded(blocks: np.ndarray, qtype: QType, dtype: str = "float32") -> np.ndarray:

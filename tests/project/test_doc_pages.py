@@ -12,7 +12,7 @@ import pytest
 from gguf_bytes import Array, File
 from labelled import add
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def examples(page):

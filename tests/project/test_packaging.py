@@ -16,7 +16,7 @@ import pytest
 
 import ggufx
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 BUILD_TOOLS = ("setuptools", "Cython", "build")
 
 missing = [name for name in BUILD_TOOLS if importlib.util.find_spec(name) is None]

@@ -24,7 +24,7 @@ from ggufx import QType
 from ggufx.codec.encode import _overflows
 from ggufx.codec.reference.lattice import LATTICES, lattice
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "csrc"
 SOURCES = sorted([*CSRC.glob("*.c"), *CSRC.glob("paths/*.c")])
 FLAGS = ["-std=c11", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]

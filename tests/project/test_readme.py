@@ -14,7 +14,7 @@ import ggufx
 from ggufx.cli import main
 from ggufx.cli.sample import path_or_sample
 
-README = Path(__file__).parent.parent / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 
 
 def blocks(language: str) -> list[str]:
