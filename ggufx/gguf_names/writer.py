@@ -375,7 +375,7 @@ class GGUFWriter(GGUFFields):
         Raises
         ------
         ValueError
-            If all are written, or the bytes aren't as many as planned.
+            If all are written, the bytes aren't as many as planned, or the dimensions are in another order.
         """
         if self.state not in (WriterState.TI_DATA, WriterState.WEIGHTS):
             raise ValueError(f"the file is {self.state.name}, write_ti_data_to_file comes first")
@@ -385,6 +385,10 @@ class GGUFWriter(GGUFFields):
         name, info = next(iter(self.tensors[number].items()))
         if info.nbytes != tensor.nbytes:
             raise ValueError(f"tensor {name!r}: {tensor.nbytes} bytes are given, {info.nbytes} were planned")
+        rows = info.shape[-1:] if tensor.dtype != np.uint8 else [nbytes(info.shape[-1:], info.dtype)]
+        planned, given = (*info.shape[:-1], *rows), tuple(tensor.shape)
+        if planned != given and sorted(planned) == sorted(given):
+            raise ValueError(f"tensor {name!r}: an array of shape {given} is given, shape {planned} was planned")
         if self._differs(tensor_endianess):
             tensor = tensor.byteswap(inplace=False)
         del self.tensors[number][name]

@@ -60,21 +60,29 @@ def _planned(name: str, source: Source, shape: Sequence[int] | None, kind: QType
         raise TypeError(f"tensor {name!r}: data that comes later needs shape and qtype")
     dims = _dims(name, shape)
     size = _size(name, dims, kind)
-    return Entry(name, dims, kind, size, lambda: _checked(name, source(), kind), _swapped(kind, byteorder))
+    return Entry(name, dims, kind, size, lambda: _checked(name, source(), dims, kind), _swapped(kind, byteorder))
 
 
-def _checked(name: str, given: Any, kind: QType) -> Any:
-    """What a source gave; typed arrays have to be of the tensor's type, and become little-endian as blocks are."""
+def _checked(name: str, given: Any, dims: tuple[int, ...], kind: QType) -> Any:
+    """What a source gave; arrays have to be of the tensor's type and shape, and become little-endian as blocks are."""
     if isinstance(given, (Iterator, list, tuple)):
-        return (_little(name, piece, kind) for piece in given)
-    return _little(name, given, kind)
+        return (_little(name, piece, dims, kind) for piece in given)
+    return _little(name, given, dims, kind)
 
 
-def _little(name: str, piece: Any, kind: QType) -> Any:
+def _little(name: str, piece: Any, dims: tuple[int, ...], kind: QType) -> Any:
     if not isinstance(piece, (np.ndarray, np.generic)):
         return piece
     array = _unmasked(name, piece)
-    if array.dtype == np.uint8:
+    packed = array.dtype == np.uint8
+    planned = _byte_shape(dims, kind) if packed else dims
+    if not _fits_into(array.shape, planned):
+        raise GGUFError(
+            f"tensor {name!r}: its source gave an array of shape {array.shape}, where shape {planned}"
+            + (f" (in bytes; {dims} values of {kind.name})" if packed else "")
+            + " was planned"
+        )
+    if packed:
         return array
     own = QType.BF16 if kind is QType.BF16 and _is_u16(array) else _own_type(array.dtype)
     if own is not kind:
@@ -83,6 +91,20 @@ def _little(name: str, piece: Any, kind: QType) -> Any:
             + ("packed bytes (uint8)" if kind.is_quantized else f"{_dtype_name(kind)} or bytes")
         )
     return np.concatenate([np.zeros(0, np.uint8), *_typed_pieces(array, "<")]) if _foreign(array) else array
+
+
+def _byte_shape(dims: tuple[int, ...], kind: QType) -> tuple[int, ...]:
+    return (*dims[:-1], dims[-1] // kind.block_size * kind.block_bytes) if dims else (kind.block_bytes,)
+
+
+def _fits_into(shape: tuple[int, ...], planned: tuple[int, ...]) -> bool:
+    """Whether an array's values lie in the planned order: a flat one's do, others are runs of whole rows, matrices ...
+
+    Sizes alone don't tell: a transposed matrix has as many bytes.
+    """
+    while len(shape) > 1 and shape[0] == 1:
+        shape = shape[1:]
+    return len(shape) < 2 or (len(shape) <= len(planned) and shape[1:] == planned[1 - len(shape) :])
 
 
 def _foreign(array: np.ndarray[Any, Any]) -> bool:
@@ -162,6 +184,11 @@ def _from_packed(
         hint = f"; these bytes are {logical} values" if logical else ""
         raise ValueError(
             f"tensor {name!r}: shape {dims} of {kind.name} is {size} bytes, but {array.nbytes} are given{hint}"
+        )
+    if is_array and not _fits_into(array.shape, _byte_shape(dims, kind)):
+        raise ValueError(
+            f"tensor {name!r}: shape is {dims}, but the array of shape {array.shape} holds {kind.name} values of shape "
+            f"{logical}"
         )
     swap = _swapped(kind, byteorder)
     return Entry(name, dims, kind, size, lambda: np.ascontiguousarray(array), swap)

@@ -213,7 +213,8 @@ class Writer:
             A typed array (float32, float16, float64, int8 to int64, ml_dtypes' bfloat16), written as it is, or
             quantized on the way if `qtype` is another type. Packed blocks as uint8 or any buffer, with `shape` and
             `qtype`. A callable that returns the packed bytes, or an iterable of buffers that are them in pieces, when
-            their turn comes; typed arrays among them have to be of `qtype`.
+            their turn comes; arrays among them have to be of `qtype` (or uint8) and of the planned shape, or
+            parts of it along the first dimension.
         shape : sequence of int, optional
             The logical shape in numpy's order, in values, never in bytes. Needed for packed data.
         qtype : QType, int or str, optional

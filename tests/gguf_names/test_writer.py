@@ -383,6 +383,24 @@ def test_what_gguf_lets_pass_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("array", "planned", "qtype"),
+    [(np.ones((2, 3), np.float32), (3, 2), None), (np.zeros((2, 36), np.uint8), (36, 2), 2)],
+)
+def test_data_in_another_order_than_planned_is_refused(
+    tmp_path: Path, array: np.ndarray, planned: tuple, qtype: int | None
+) -> None:
+    w = GGUFWriter(tmp_path / "m.gguf", "llama")
+    w.add_tensor_info("t", planned[::-1], array.dtype, array.nbytes, qtype)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_ti_data_to_file()
+    with pytest.raises(ValueError, match=r"'t': an array of shape .* is given, shape .* was planned"):
+        w.write_tensor_data(array.T)
+    w.write_tensor_data(array)
+    w.close()
+
+
 def test_missing_data_is_told(tmp_path: Path) -> None:
     w = GGUFWriter(tmp_path / "m.gguf", "llama")
     for name in "ab":

@@ -506,6 +506,61 @@ def test_an_array_of_another_type_from_a_callable_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+MATRIX = np.arange(6, dtype=np.float32).reshape(2, 3)
+STACK = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+BLOCKS = np.zeros((4, 36), np.uint8)  # 4 rows of 64 values as Q4_0
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "qtype", "found"),
+    [
+        (MATRIX.T, (2, 3), "F32", r"\(3, 2\), where shape \(2, 3\)"),
+        ([MATRIX.T], (2, 3), "F32", r"\(3, 2\), where shape \(2, 3\)"),
+        (iter([MATRIX.T[:2], MATRIX.T[2:]]), (2, 3), "F32", r"\(2, 2\), where shape \(2, 3\)"),
+        (STACK.transpose(1, 0, 2), (2, 3, 4), "F32", r"\(3, 2, 4\), where"),
+        (MATRIX[..., None], (2, 3), "F32", r"\(2, 3, 1\), where"),
+        (BLOCKS.reshape(2, 72), (4, 64), "Q4_0", r"\(2, 72\), where shape \(4, 36\) \(in bytes; \(4, 64\) values"),
+        (MATRIX.T.copy().view(np.uint8), (2, 3), "F32", r"\(3, 8\), where shape \(2, 12\) \(in bytes"),
+    ],
+)
+def test_an_array_of_another_shape_from_a_callable_is_refused(
+    tmp_path: Path, given: object, shape: tuple, qtype: str, found: str
+) -> None:
+    w = Writer(tmp_path / "f.gguf", sync=False)
+    w.add("a", lambda: given, shape=shape, qtype=qtype)
+    with pytest.raises(GGUFError, match=f"'a'.*{found}"):
+        w.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_packed_arrays_of_another_shape_are_refused(tmp_path: Path) -> None:
+    w = Writer(tmp_path / "f.gguf")
+    with pytest.raises(ValueError, match=r"'a': shape is \(2, 128\).*\(4, 36\) holds Q4_0 values of shape \(4, 64\)"):
+        w.add("a", BLOCKS, shape=(2, 128), qtype="Q4_0")
+
+
+def test_whole_rows_and_matrices_of_the_planned_shape_are_taken(tmp_path: Path) -> None:
+    path = tmp_path / "f.gguf"
+    given = {
+        "whole": lambda: STACK,
+        "flat": lambda: STACK.reshape(-1),
+        "rows": lambda: STACK.reshape(6, 4),
+        "matrices": lambda: iter(STACK),
+        "pieces": lambda: [STACK.reshape(6, 4)[:5], STACK[1, 2]],
+        "ones": lambda: STACK[None],
+        "bytes": lambda: STACK.view(np.uint8),
+        "strided": lambda: np.asfortranarray(STACK),
+    }
+    with Writer(path, sync=False) as w:
+        for name, source in given.items():
+            w.add(name, source, shape=(2, 3, 4), qtype="F32")
+        w.add("packed", BLOCKS.reshape(-1), shape=(2, 2, 64), qtype="Q4_0")
+        w.add("more", BLOCKS, shape=(2, 2, 64), qtype="Q4_0")
+    with ggufx.open(path) as f:
+        for name in given:
+            np.testing.assert_array_equal(f[name].data, STACK, name)
+
+
 def test_shapes_beyond_any_file_are_refused(tmp_path: Path) -> None:
     w = Writer(tmp_path / "f.gguf")
     for shape, qtype, message in (
