@@ -8,6 +8,7 @@ GGUFX_REQUIRE_NATIVE : ``1`` makes a failed compile an error. Without it the ins
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 
 from setuptools import Extension, setup
@@ -17,10 +18,18 @@ from setuptools.command.build_py import build_py
 MSVC = sys.platform == "win32"
 # -ffp-contract=off: gcc's gnu modes fuse a*b-c into one rounding, which changes decoded bits.
 FLAGS = ["/O2", "/fp:precise"] if MSVC else ["-std=c11", "-O2", "-ffp-contract=off"]
+# Python's own flags have -g, which makes the extension twelve times as large; who wants it sets CFLAGS.
+if not MSVC and "-g" not in os.environ.get("CFLAGS", ""):
+    FLAGS += ["-g0"]
 LINK = []
 if sanitize := os.environ.get("GGUFX_SANITIZE"):
     FLAGS += [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g"]
     LINK += [f"-fsanitize={sanitize}"]
+
+
+def processors():
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class BuildPy(build_py):
@@ -35,11 +44,23 @@ class BuildPy(build_py):
 
 
 class BuildExt(build_ext):
-    """Puts the extension into a clone's own package too.
+    """Compiles several sources at once, and puts the extension into a clone's own package too.
 
     ``python -m ggufx.bench`` in the clone imports the clone's package before the installed one, and would run without
     kernels although the install has them.
     """
+
+    def build_extension(self, ext):
+        one_by_one = self.compiler.compile
+
+        def side_by_side(sources, **options):
+            with ThreadPoolExecutor(processors()) as pool:
+                objects = pool.map(lambda source: one_by_one([source], **options), sources)
+                return [path for paths in objects for path in paths]
+
+        if not MSVC:  # its compiler object is set up by its first call
+            self.compiler.compile = side_by_side
+        super().build_extension(ext)
 
     def run(self):
         super().run()
@@ -52,7 +73,8 @@ setup(
     ext_modules=[
         Extension(
             "ggufx._native",
-            sources=["ggufx/_native.pyx", *sorted(glob("csrc/*.c") + glob("csrc/paths/*.c"))],
+            # In this order the ones that take longest come first, scalar.c before all.
+            sources=[*sorted(glob("csrc/paths/*.c"), reverse=True), "ggufx/_native.pyx", *sorted(glob("csrc/*.c"))],
             depends=sorted(glob("csrc/**/*.h", recursive=True) + glob("csrc/*.def")),
             include_dirs=["csrc"],
             extra_compile_args=FLAGS,

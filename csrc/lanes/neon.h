@@ -185,6 +185,7 @@ INLINE floats load_floats(const void *p) {
 }
 /* Compilers know no non-temporal store for NEON but in assembly, and pairs of plain stores already write whole lines:
  * past_cache changes nothing here. */
+enum { STREAMS = 0 };
 INLINE void store_floats(float *p, floats v, int past_cache) {
     (void)past_cache;
     EIGHT vst1q_f32(p + 4 * i, v.at[i]);

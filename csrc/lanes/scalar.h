@@ -228,8 +228,9 @@ INLINE floats load_floats(const void *p) {
     memcpy(r.at, p, sizeof r);
     return r;
 }
-/* Output: past_cache is a constant, and on where p is 64-byte aligned and should not stay in the cache. Plain C has no
- * way past it. */
+/* Output: past_cache is a constant, and on where p is 64-byte aligned and should not stay in the cache.
+ * enum { STREAMS } says whether the lanes have a way past it; plain C has none. */
+enum { STREAMS = 0 };
 INLINE void store_floats(float *p, floats v, int past_cache) {
     (void)past_cache;
     memcpy(p, v.at, sizeof v);

@@ -90,6 +90,7 @@ INLINE void two_halves(uint32_t both, float *first, float *second) {
 INLINE float half(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
 
 /* A register's worth of output; past the cache only to aligned addresses. */
+enum { STREAMS = 1 };
 INLINE void store_32(void *p, __m256i v, int past_cache) {
     if (past_cache)
         _mm256_stream_si256(p, v);

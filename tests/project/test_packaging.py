@@ -105,6 +105,8 @@ def test_wheel_from_sdist_works(sdist, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         license_files = [name for name in names if name.endswith(("LICENSE", "NOTICE"))]
+        (size,) = [i.file_size for i in archive.infolist() if i.filename.startswith("ggufx/_native.cpython")]
+    assert size < 1_500_000, "the extension holds debug information, or a kernel twice"
     assert len(license_files) == 2
     assert not [name for name in names if name.startswith(("tests", "csrc", "tools"))]
     env = installed(wheel, tmp_path / "site")
