@@ -14,6 +14,7 @@ from .read.tensor import Tensor
 
 if TYPE_CHECKING:
     from .codec.quality import quant_error
+    from .convert import convert
     from .edit import edit
     from .formats.file_types import FileType
     from .gguf_names import quants
@@ -36,6 +37,7 @@ __all__ = [
     "Tensor",
     "Writer",
     "__version__",
+    "convert",
     "convert_endian",
     "dequantize",
     "edit",
@@ -61,6 +63,7 @@ _LATE = {
     "GGUFReader": ".gguf_names.reader",
     "GGUFWriter": ".gguf_names.writer",
     "Writer": ".write.writer",
+    "convert": ".convert",
     "convert_endian": ".write.split",
     "edit": ".edit",
     "imatrix": ".imatrix",

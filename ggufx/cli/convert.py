@@ -1,0 +1,41 @@
+"""Convert a Hugging Face checkpoint to a GGUF file, in a plain type or in a mix of llama-quantize."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..sizes import format_size
+from .progressbar import add_progress_argument, progress_bar
+from .terminal import printable, warnings_as_lines
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("input", metavar="DIR", help="a folder with config.json, weights and the tokenizer's files")
+    parser.add_argument("output", metavar="OUT", help="the file to write")
+    parser.add_argument(
+        "--type", default="auto", metavar="TYPE", help="f32 f16 bf16 q8_0 tq1_0 tq2_0 auto, or a mix such as Q4_K_M"
+    )
+    parser.add_argument("--pre", metavar="NAME", help="the pre-tokenizer's name, where it can't be found")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads at most")
+    add_progress_argument(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Convert and report."""
+    from ..convert import convert
+
+    with warnings_as_lines(), progress_bar(arguments.progress, "convert") as progress:
+        done = convert(
+            arguments.input,
+            arguments.output,
+            arguments.type,
+            pre=arguments.pre,
+            threads=arguments.threads,
+            progress=progress,
+        )
+    for path in done.paths:
+        print(f"{printable(path)}: {done.arch}, {done.type}, {done.tensors} tensors, {format_size(done.nbytes)}")
+    return 0

@@ -1,0 +1,277 @@
+"""Converting a Hugging Face checkpoint to a GGUF file in one streamed pass."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..codec.encode import NEEDS_IMATRIX, quantize_quietly
+from ..codec.threads import thread_count
+from ..errors import GGUFError, GGUFWarning
+from ..formats.file_types import FileType
+from ..formats.tensor_types import QType, nbytes
+from ..formats.value_types import ValueType
+from ..model.hyperparameters import ModelFacts
+from ..requantize.choices import Request, TensorSpec, choose
+from ..write.stream import Progress
+from ..write.writer import Writer
+from . import families
+from .architectures import Architecture, architecture_of
+from .checkpoint import Checkpoint
+from .general import general_metadata
+from .hparams import FILE_TYPE, Config, Keys, metadata_of
+from .plan import Planned, guessed_type, plan_tensors
+from .vocabulary import vocabulary_metadata
+
+__all__ = ["Converted", "convert"]
+
+# The converter's own types; every other name is a mix of llama-quantize.
+PLAIN = {
+    "F32": (QType.F32, 0),
+    "F16": (QType.F16, 1),
+    "BF16": (QType.BF16, 32),
+    "Q8_0": (QType.Q8_0, 7),
+    "TQ1_0": (QType.TQ1_0, 36),
+    "TQ2_0": (QType.TQ2_0, 37),
+}
+MOSTLY_MXFP4 = 38
+_ALWAYS_F32 = re.compile(
+    r"^(blk\.\d+\.(ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d|shortconv\.conv|altup_correct_coef|altup_predict_coef)"
+    r"|position_embd|token_types)\.weight$"
+)
+_TABLES = ("token_embd.weight", "per_layer_token_embd.weight", "output.weight")
+# Values quantized at once: large enough for all cores, small beside a tensor of an embedding's size.
+PIECE = 1 << 24
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What a conversion did.
+
+    Attributes
+    ----------
+    paths : tuple of str
+        The files written.
+    arch : str
+    type : str
+        The type or mix, the one ``auto`` stood for included.
+    tensors : int
+    nbytes : int
+        Of all tensors.
+    """
+
+    paths: tuple[str, ...]
+    arch: str
+    type: str
+    tensors: int
+    nbytes: int
+
+
+def convert(
+    folder: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    type: str = "auto",
+    *,
+    pre: str | None = None,
+    threads: int | None = None,
+    sync: bool = True,
+    progress: Progress | None = None,
+) -> Converted:
+    """Convert a Hugging Face checkpoint to a GGUF file, byte for byte as llama.cpp's converter does.
+
+    Parameters
+    ----------
+    folder : path-like
+        With config.json, weights (``model*.safetensors`` or ``pytorch_model*.bin``) and the tokenizer's files.
+    output : path-like
+        The file to write.
+    type : str
+        f32, f16, bf16, q8_0, tq1_0, tq2_0; or auto, the checkpoint's own half precision; or a mix of llama-quantize
+        such as Q4_K_M.
+    pre : str, optional
+        The pre-tokenizer's name, where it can't be found.
+    threads : int, optional
+        At most this many.
+    sync : bool
+        Wait for the disk before the file appears.
+    progress : callable, optional
+        Called as ``progress(name, done, total)`` with the payload bytes written so far.
+
+    Returns
+    -------
+    Converted
+
+    Raises
+    ------
+    GGUFError
+        If the model's class isn't known, weights are missing or damaged, or they contradict the configuration.
+
+    Warns
+    -----
+    GGUFWarning
+        Where auto makes float32 into F16, or values overflow to infinity.
+    """
+    job = Job(Path(folder))
+    kind = job.resolve(type)
+    head, tail = job.surroundings(pre)
+    return job.write(output, kind, head, tail, thread_count(threads), sync=sync, progress=progress)
+
+
+class Job:
+    """One conversion: the plan, the types, the metadata, and the writing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = Config.read(folder)
+        self.folder = folder
+        self.row: Architecture = architecture_of(self.config)
+        _check_quantization(self.config)
+        self.checkpoint = Checkpoint(folder)
+        self.planned = plan_tensors(self.checkpoint, self.row, self.config)
+
+    def resolve(self, type: str) -> str:
+        """The name of a plain type or a mix."""
+        name = type.upper()
+        if name == "AUTO":
+            kind = guessed_type(self.checkpoint, self.row, self.config)
+            if kind is QType.F16 and not any(t.dtype == "F16" for t in self.checkpoint.values()):
+                warnings.warn(
+                    f"{self.folder}: auto makes this checkpoint, which has nothing in half precision, into F16",
+                    GGUFWarning,
+                    stacklevel=3,
+                )
+            return kind.name
+        if name not in PLAIN:
+            FileType.parse(type)
+        return name
+
+    def surroundings(self, pre: str | None) -> tuple[Keys, Keys]:
+        """The general keys and the tokenizer's."""
+        shapes = [(p.name, p.shape) for p in self.planned]
+        head = general_metadata(self.folder, self.config.raw, tensors=shapes)
+        tail = vocabulary_metadata(self.folder, self.config.values, self.config.raw, self.row.name, pre)
+        return head, tail
+
+    def metadata(self, file_type: int, head: Mapping[str, Any], tail: Mapping[str, Any]) -> Keys:
+        """All keys in the reference's order."""
+        arch = self.row.name
+        if file_type in (0, 1, 32) and any(p.packed is QType.MXFP4 for p in self.planned):
+            file_type = MOSTLY_MXFP4
+        self.config.values[FILE_TYPE] = file_type
+        keys: Keys = {"general.architecture": (arch, ValueType.STRING)}
+        if arch == "phi3" and (factor := families.phi_attention_factor(self.config)) is not None:
+            keys["phi3.rope.scaling.attn_factor"] = (factor, ValueType.FLOAT32)
+        keys.update((k, v) for k, v in head.items() if k != "general.architecture")
+        keys.update(metadata_of(self.row.keys, self.config, arch))
+        keys["general.quantization_version"] = (2, ValueType.UINT32)
+        keys.update(tail)
+        return keys
+
+    # --- types -------------------------------------------------------------------------------------------------------
+
+    def plain_type(self, p: Planned, wanted: QType) -> QType:
+        """The type the converter gives a tensor."""
+        if p.packed is not None:
+            return p.packed
+        if len(p.shape) <= 1 or p.name.endswith("_norm.weight") or not p.name.endswith(".weight"):
+            return QType.F32
+        if _ALWAYS_F32.match(p.name):
+            return QType.F32
+        if wanted in (QType.TQ1_0, QType.TQ2_0) and p.name in _TABLES:
+            return QType.F16
+        return wanted if p.shape[-1] % wanted.block_size == 0 else QType.F16
+
+    def typed(self, kind: str, keys: Keys) -> tuple[list[tuple[Planned, QType]], int]:
+        """The tensors with their types, in the order they are written, and the file's type."""
+        if kind in PLAIN:
+            qtype, number = PLAIN[kind]
+            return [(p, self.plain_type(p, qtype)) for p in self.planned], number
+        ftype = FileType.parse(kind)
+        by_name = {p.name: p for p in self.planned}
+        specs = [TensorSpec(p.name, p.shape, QType.F32 if p.packed is None else p.packed) for p in self.planned]
+        facts = ModelFacts.from_metadata({key: value for key, (value, _) in keys.items()})
+        out = []
+        for choice in choose(specs, facts, Request(ftype)):
+            p, qtype = by_name[choice.name], QType(choice.qtype)
+            if p.packed is None and (choice.needs_imatrix or qtype in NEEDS_IMATRIX):
+                raise GGUFError(f"tensor {p.name!r}: {qtype.name} needs an importance matrix, and there is none for it")
+            out.append((p, qtype if p.packed is None else p.packed))
+        return out, int(ftype)
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def write(
+        self,
+        output: str | os.PathLike[str],
+        kind: str,
+        head: Mapping[str, Any],
+        tail: Mapping[str, Any],
+        threads: int,
+        *,
+        sync: bool = True,
+        progress: Progress | None = None,
+    ) -> Converted:
+        """Write the file."""
+        keys = self.metadata(0, head, tail)
+        tensors, file_type = self.typed(kind, keys)
+        keys = self.metadata(file_type, head, tail)
+        if kind not in PLAIN:  # llama-quantize moves the two keys it sets to the end
+            for name in ("general.quantization_version", "general.file_type"):
+                keys[name] = keys.pop(name)
+        inputs: Sequence[str] = [str(path) for path in self.checkpoint.paths]
+        writer = Writer(output, inputs=inputs, sync=sync, progress=progress)
+        for key, (value, vtype) in keys.items():
+            writer.set(key, value, vtype)
+        lossy: list[str] = []
+        for p, qtype in tensors:
+            if p.packed is not None:
+                writer.add(p.name, p.make, shape=p.shape, qtype=qtype)
+            else:
+                writer.add(p.name, _encoder(p, qtype, threads, lossy), shape=p.shape, qtype=qtype)
+        paths = writer.close()
+        if lossy:
+            more = f" and {len(lossy) - 1} more" if len(lossy) > 1 else ""
+            warnings.warn(f"values or scales became infinite in {lossy[0]}{more}", GGUFWarning, stacklevel=3)
+        size = sum(nbytes(p.shape, qtype) for p, qtype in tensors)
+        return Converted(tuple(paths), self.row.name, kind, len(tensors), size)
+
+
+def _encoder(p: Planned, qtype: QType, threads: int, lossy: list[str]) -> Any:
+    def pieces() -> Iterator[Any]:
+        values = p.make()
+        if values.shape != p.shape:
+            raise GGUFError(f"tensor {p.name!r}: its values have shape {values.shape}, {p.shape} was planned")
+        if qtype is QType.F32:
+            yield np.ascontiguousarray(values, np.float32)
+            return
+        rows = np.ascontiguousarray(values).reshape(-1, p.shape[-1])
+        step = max(1, PIECE // max(1, p.shape[-1]))
+        said = ""
+        for start in range(0, math.prod(p.shape[:-1]), step):
+            try:
+                packed, warning = quantize_quietly(rows[start : start + step], qtype, threads=threads)
+            except GGUFError as error:
+                raise GGUFError(f"tensor {p.name!r} (from {p.source!r}): {error}") from error
+            said = said or warning
+            yield packed
+        if said:
+            lossy.append(f"{p.name!r}: {said}")
+
+    return pieces
+
+
+def _check_quantization(config: Config) -> None:
+    """Refuse quantized checkpoints whose formats this conversion doesn't read."""
+    quantization = config.get("quantization_config") or {}
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    if quantization and method != "mxfp4":
+        raise GGUFError(f"{config.source}: checkpoints quantized by {method!r} can't be converted yet")
+    if config.folder is not None and (config.folder / "hf_quant_config.json").is_file():
+        raise GGUFError(f"{config.folder}: checkpoints quantized by ModelOpt can't be converted yet")
