@@ -12,7 +12,6 @@ import numpy as np
 from ..codec.decode import dequantize, output_dtype
 from ..errors import GGUFError
 from ..formats.tensor_types import NUMERIC_DTYPES, QType, row_nbytes
-from ..model.permute import unpermuted_rows
 from .slices import locate, reshaped
 from .sources import Hint, Source
 
@@ -414,8 +413,10 @@ class Tensor:
     ) -> npt.NDArray[Any]:
         """Decode a q or k projection with its rows in the order that Hugging Face's models store.
 
-        See :func:`ggufx.permute.unpermuted_rows`, and :func:`ggufx.permute.permute` for the inverse.
+        See :func:`ggufx.model.permute.unpermuted_rows`, and :func:`~ggufx.model.permute.permute` for the inverse.
         """
+        from ..model.permute import unpermuted_rows
+
         return self.take(unpermuted_rows(self.shape[0] if self.shape else 0, n_head, n_kv_head), dtype=dtype)
 
     def __len__(self) -> int:
