@@ -22,7 +22,10 @@ from .terminal import printable
 __all__ = ["main"]
 
 # Subcommands in the order of the help; each is a module of this package.
-COMMANDS = ("info", "decode", "convert", "quantize", "plan", "edit", "split", "merge", "endian", "compat")
+COMMANDS = (
+    *("info", "decode", "convert", "quantize", "plan", "validate"),
+    *("edit", "split", "merge", "endian", "compat"),
+)
 
 
 def _module(command: str) -> ModuleType:

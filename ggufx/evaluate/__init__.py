@@ -1,0 +1,22 @@
+"""What a quantization costs: faults of a file, errors of weights, perplexity and divergence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .validation import validate
+
+__all__ = ["validate"]
+
+# Names and the modules that hold them: each is imported when it is asked for.
+_LATE = {"validate": ".validation"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_LATE[name], __name__), name)
+    return value
