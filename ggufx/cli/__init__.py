@@ -131,6 +131,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (GGUFError, OSError, ImportError, MemoryError, OverflowError) as error:
         _complain(error)
         return 1
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         _complain(error)
         return 2

@@ -66,8 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
         )
     except KeyError as error:
         raise ValueError(error.args[0]) from None
-    except TypeError as error:
-        raise ValueError(str(error)) from None
     how = f"{result.nbytes} bytes of the header changed" if result.in_place else f"{format_size(result.nbytes)} written"
     print(f"{printable(result.path)}: {how}")
     return 0

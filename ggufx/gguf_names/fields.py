@@ -11,7 +11,8 @@ from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any
 
 from ..formats.value_types import ValueType
-from ..write.serialize import Encoded, Layout, check_key, value_type
+from ..write.keys import Declared, check_key, encode_for
+from ..write.serialize import Encoded, Layout, value_type
 from .keys import KEYS, parameter
 
 __all__ = ["GGUFFields", "GGUFValue"]
@@ -115,15 +116,15 @@ class GGUFFields:
             item = None if field.sub_type is None else value_type(int(field.sub_type))
             if item is None and isinstance(val, bytes):
                 val, item = list(val), ValueType.UINT8
-            encoded = self._layout.encode(key, val, item)
+            encoded = encode_for(self._layout, key, val, item)
             if encoded.type is not ValueType.ARRAY:
                 raise TypeError(f"metadata key {key!r}: a sequence was expected, not {val!r}")
             return encoded
-        if kind is ValueType.BOOL:
+        if kind is ValueType.BOOL and not hasattr(val, "__len__"):
             val = bool(val)
         elif kind not in (ValueType.STRING, ValueType.FLOAT32, ValueType.FLOAT64) and isinstance(val, bool):
             val = int(val)
-        return self._layout.encode(key, val, kind)
+        return encode_for(self._layout, key, val, kind, Declared(kind))
 
     # Programs that count a header's bytes beforehand call these two of gguf's, underscore or not.
 

@@ -25,8 +25,9 @@ from ..errors import GGUFError
 from ..formats.tensor_types import QType, nbytes
 from ..formats.value_types import ValueType
 from ..read.shards import shard_name
+from ..write.keys import check_key, check_tensor_name
 from ..write.outfile import OutputFile, check_free_space
-from ..write.serialize import check_key, check_tensor_name, value_type
+from ..write.serialize import value_type
 from ..write.stream import padded
 from .fields import GGUFFields, GGUFValue
 

@@ -132,6 +132,8 @@ def requantize(
         "embedding_type": embedding_type is not None,
     }
     _check_arguments(ftype, target_size, [name for name, given in asked.items() if given])
+    for override in override_kv:
+        override.check()
     with open_gguf(source) as model:
         files = model.shards if isinstance(model, SplitFile) else (model,)
         job = _Job(files, Importance.of(imatrix).filtered(include_weights, exclude_weights), override_kv, prune_layers)

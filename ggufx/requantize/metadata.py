@@ -12,7 +12,9 @@ from ..formats.file_types import FileType
 from ..formats.tensor_types import QType, type_name
 from ..read.metadata import Metadata
 from ..read.reader import GGUFFile
-from ..write.writer import SPLIT_KEYS, Writer
+from ..write.keys import SPLIT_KEYS, Declared, check_key, check_overridable, encode_for
+from ..write.serialize import Layout, value_type
+from ..write.writer import Writer
 from .choices import Choice, visiting_order
 from .importance import Importance
 
@@ -58,6 +60,18 @@ class Override(NamedTuple):
         if kind == "str":
             return cls(key, value, "string")
         raise ValueError(f"{text!r}: TYPE is int, float, bool (true or false) or str")
+
+    def check(self) -> None:
+        """Refuse what would fail while writing, or make a file that can't be read.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the value isn't a scalar of the type, or the key is one that only the writer sets.
+        """
+        check_key(self.key)
+        check_overridable(self.key)
+        encode_for(Layout(), self.key, self.value, keep=Declared(value_type(self.type)))
 
 
 def declared_or_guessed(files: Sequence[GGUFFile]) -> int:

@@ -17,8 +17,9 @@ from ..formats.value_types import ValueType
 from ..read.header import Limits, NeedMore, read_header
 from ..read.reader import GGUFFile
 from ..read.reader import open as open_gguf
+from .keys import ALIGNMENT, Declared, check_key, encode_for
 from .outfile import OutputFile, check_free_space, lock_file, refuse_inputs
-from .serialize import Encoded, Layout, check_key, stored, value_type
+from .serialize import Encoded, Layout, stored, value_type
 from .undo import replace_span, restore, undo_unfinished
 
 __all__ = ["Edited", "edit", "undo_unfinished"]
@@ -61,7 +62,8 @@ def edit(
     path : path-like
         The file.
     set : mapping of str to value, optional
-        Keys to set. A key that is there keeps its declared type (an array its elements' type) and its place.
+        Keys to set. A key that is there keeps its place and its declared type: a scalar stays one, an array stays one
+        of the same elements.
     delete : iterable of str
         Keys to remove.
     rename : mapping of str to str, optional
@@ -154,32 +156,28 @@ def _apply(
     types: Mapping[str, ValueType | int | str],
 ) -> None:
     """Change `fields` as asked; deletions first, then new names, then values."""
+    if ALIGNMENT in {*set, *delete, *rename, *rename.values()}:
+        raise GGUFError(f"{f.path}: {ALIGNMENT} can't be edited, the tensors lie by it; write the file anew instead")
+    declared = {key: Declared.of(f.metadata, key) for key in {*set, *rename} & fields.keys()}
     for key in delete:
         if key not in fields:
             raise KeyError(f"{f.path} has no metadata key {key!r}")
         del fields[key]
+        declared.pop(key, None)
     for old, new in rename.items():
         check_key(new)
         if old not in fields:
             raise KeyError(f"{f.path} has no metadata key {old!r}")
         if new in fields:
             raise ValueError(f"{f.path} already has a metadata key {new!r}")
+        declared[new] = declared.pop(old)
         items = [(new if key == old else key, value) for key, value in fields.items()]
         fields.clear()
         fields.update(items)
     for key, value in set.items():
         check_key(key)
-        vtype = value_type(types[key]) if key in types else None
-        if vtype is None and key in fields and key in f.metadata:
-            declared = f.metadata.types[key]
-            vtype = declared.type if declared.item is None else declared.item
-            if vtype is ValueType.ARRAY:
-                vtype = None
-        fields[key] = layout.encode(key, value, vtype)
-    for key in ("general.alignment",):
-        before = stored(f.metadata, key)[1] if key in f.metadata else None
-        if fields.get(key) != before:
-            raise GGUFError(f"{f.path}: {key} can't be edited, the tensors lie by it; write the file anew instead")
+        named = value_type(types[key]) if key in types else None
+        fields[key] = encode_for(layout, key, value, named, declared.get(key) if named is None else None)
 
 
 def _layout(f: GGUFFile) -> Layout:

@@ -12,10 +12,9 @@ import numpy as np
 
 from ..errors import GGUFError
 from ..formats.value_types import NUMBER_CODES, ValueType
-from ..read.header import LONGEST_NAME
 from ..read.metadata import Metadata
 
-__all__ = ["Encoded", "Layout", "check_key", "check_tensor_name", "stored", "value_type"]
+__all__ = ["Encoded", "Layout", "describe", "stored", "value_type"]
 
 # Source types of numpy that have a GGUF type of their own.
 _FROM_NUMPY = {code: vtype for vtype, code in NUMBER_CODES.items() if vtype is not ValueType.BOOL} | {
@@ -54,35 +53,6 @@ def value_type(spec: ValueType | int | str) -> ValueType:
             names = ", ".join(v.name.lower() for v in ValueType)
             raise ValueError(f"{spec!r} is no GGUF value type; there are {names}") from None
     return ValueType(spec)
-
-
-def check_key(key: object) -> None:
-    """Refuse a metadata key that no reader would take.
-
-    Raises
-    ------
-    TypeError
-        If it is no str, or empty.
-    ValueError
-        If it is longer than the format allows, or has no UTF-8 form.
-    """
-    _check_name("metadata key", key)
-
-
-def check_tensor_name(name: object) -> None:
-    """Refuse a tensor name that no reader would take; raises as :func:`check_key` does."""
-    _check_name("tensor name", name)
-
-
-def _check_name(what: str, name: object) -> None:
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"a {what} is a non-empty str, not {name!r}")
-    try:
-        size = len(name.encode("utf-8", "surrogateescape"))
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{what} {name[:40]!r} has no UTF-8 form: {error.reason}") from None
-    if size > LONGEST_NAME:
-        raise ValueError(f"{what} {name[:40]!r}... is longer than {LONGEST_NAME} bytes")
 
 
 class Layout:
@@ -130,10 +100,10 @@ class Layout:
         if vtype is None:
             vtype = _scalar_type(key, value)
         if vtype is ValueType.ARRAY:
-            raise TypeError(f"metadata key {key!r}: an array was declared, but the value is {_describe(value)}")
+            raise TypeError(f"metadata key {key!r}: an array was declared, but the value is {describe(value)}")
         if vtype is ValueType.STRING:
             if not isinstance(value, (str, bytes, bytearray)):
-                raise TypeError(f"metadata key {key!r}: a string was declared, but the value is {_describe(value)}")
+                raise TypeError(f"metadata key {key!r}: a string was declared, but the value is {describe(value)}")
             return Encoded(vtype, self.string(value if isinstance(value, str) else bytes(value)))
         return Encoded(vtype, self._numbers(key, [value], vtype))
 
@@ -163,7 +133,7 @@ class Layout:
             parts = []
             for i, text in enumerate(value):
                 if not isinstance(text, (str, bytes, bytearray)):
-                    raise TypeError(f"metadata key {key!r}: element {i} is {_describe(text)}, a string was expected")
+                    raise TypeError(f"metadata key {key!r}: element {i} is {describe(text)}, a string was expected")
                 parts.append(self.string(text if isinstance(text, str) else bytes(text)))
             body = b"".join(parts)
         else:
@@ -174,7 +144,7 @@ class Layout:
         parts = []
         for i, inner in enumerate(value):
             if not _is_array(inner) or isinstance(inner, (str, bytes, bytearray)):
-                raise TypeError(f"metadata key {key!r}: element {i} is {_describe(inner)}, an array was expected")
+                raise TypeError(f"metadata key {key!r}: element {i} is {describe(inner)}, an array was expected")
             parts.append(self._array(key, inner, item, depth + 1).payload)
         return Encoded(ValueType.ARRAY, self.u32(ValueType.ARRAY) + self.length(len(value)) + b"".join(parts))
 
@@ -194,16 +164,16 @@ class Layout:
             wanted = vtype.name.lower()
             if vtype is ValueType.BOOL:
                 if not isinstance(value, (bool, np.bool_)):
-                    raise TypeError(f"metadata key {key!r}: {wanted} was declared, but the value is {_describe(value)}")
+                    raise TypeError(f"metadata key {key!r}: {wanted} was declared, but the value is {describe(value)}")
             elif vtype in _INTEGERS:
                 if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-                    raise TypeError(f"metadata key {key!r}: {wanted} was declared, but the value is {_describe(value)}")
+                    raise TypeError(f"metadata key {key!r}: {wanted} was declared, but the value is {describe(value)}")
                 value = operator.index(value)
                 info = np.iinfo(_code(vtype))
                 if not info.min <= value <= info.max:
-                    raise ValueError(f"metadata key {key!r}: {_describe(value)} doesn't fit {wanted}")
+                    raise ValueError(f"metadata key {key!r}: {describe(value)} doesn't fit {wanted}")
             elif isinstance(value, (bool, np.bool_, str, bytes)) or not hasattr(value, "__float__"):
-                raise TypeError(f"metadata key {key!r}: {wanted} was declared, but the value is {_describe(value)}")
+                raise TypeError(f"metadata key {key!r}: {wanted} was declared, but the value is {describe(value)}")
             else:
                 try:
                     value = float(value)
@@ -279,7 +249,8 @@ def _plain_array(key: str, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(value)
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
+    """A value for a message: its type, and its text where that is short."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # nested beyond all measure, or an int with more digits than Python prints
@@ -301,7 +272,7 @@ def _scalar_type(key: str, value: Any) -> ValueType:
         return ValueType.FLOAT32
     elif hasattr(value, "__index__"):
         return _integer_type(key, [operator.index(value)], (ValueType.UINT32, ValueType.INT32))
-    raise TypeError(f"metadata key {key!r}: GGUF has no value type for {_describe(value)}")
+    raise TypeError(f"metadata key {key!r}: GGUF has no value type for {describe(value)}")
 
 
 def _item_type(key: str, values: Sequence[Any]) -> ValueType:

@@ -9,8 +9,9 @@ from ..errors import GGUFError
 from ..read.reader import GGUFFile
 from ..read.reader import open as open_gguf
 from ..read.shards import SplitFile, declared
+from .keys import SPLIT_KEYS
 from .stream import Progress
-from .writer import SPLIT_KEYS, Writer
+from .writer import Writer
 
 __all__ = ["convert_endian", "merge", "split"]
 

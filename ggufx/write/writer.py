@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from ..formats.tensor_types import QType
 from ..formats.value_types import ValueType
 from ..read.metadata import Metadata
@@ -21,17 +19,11 @@ from ..read.shards import shard_name
 from ..read.tensor import Tensor
 from ..sizes import count_of, size_of
 from .entries import make_entry
-from .serialize import Encoded, Layout, check_key, check_tensor_name, stored, value_type
+from .keys import ALIGNMENT, SPLIT_KEYS, Declared, check_key, check_tensor_name, encode_for
+from .serialize import Encoded, Layout, stored, value_type
 from .stream import Entry, PlannedFile, Progress, Stream, header_bytes, padded
 
 __all__ = ["Writer", "write"]
-
-# Types and order as llama-quantize writes them.
-SPLIT_KEYS = {
-    "split.no": ValueType.UINT16,
-    "split.count": ValueType.UINT16,
-    "split.tensors.count": ValueType.INT32,
-}
 
 
 class Writer:
@@ -111,18 +103,19 @@ class Writer:
         self.progress = progress
         self._inputs = [os.fspath(p) for p in inputs]
         self._fields: dict[str, Encoded] = {}
+        self._kept: dict[str, Declared] = {}  # types of an opened file's keys, which new values have to be of
         self._entries: dict[str, Entry] = {}
         self._breaks: set[int] = set()
         self._closed = False
         self._failed = False
         self._aligned = alignment is not None
         if alignment is not None:
-            self.set("general.alignment", alignment, "uint32")
+            self.set(ALIGNMENT, alignment, "uint32")
 
     # --- metadata ----------------------------------------------------------------------------------------------------
 
     def set(self, key: str, value: Any, type: ValueType | int | str | None = None) -> None:
-        """Set a metadata key; one that is there already keeps its place.
+        """Set a metadata key; one that is there already keeps its place, and its type if it came with :meth:`update`.
 
         Parameters
         ----------
@@ -143,15 +136,9 @@ class Writer:
             vtype = None if type is None else value_type(type)
         except ValueError as error:
             raise ValueError(f"metadata key {key!r}: {error}") from None
-        if key == "general.alignment":
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-                raise TypeError(f"metadata key {key!r}: an integer was expected, not {value!r}")
-            if value < 1 or value & (value - 1) or value >> 32:
-                raise ValueError(f"metadata key {key!r}: {value} is no power of two below 2**32")
-            if vtype is not None and vtype is not ValueType.UINT32:
-                raise TypeError(f"metadata key {key!r}: GGUF has it as uint32, not {vtype.name.lower()}")
-            vtype = ValueType.UINT32
-        self._fields[key] = self.layout.encode(key, value, vtype)
+        self._fields[key] = encode_for(self.layout, key, value, vtype, self._kept.get(key) if vtype is None else None)
+        if vtype is not None:
+            self._kept.pop(key, None)
 
     def set_encoded(self, key: str, encoded: Encoded) -> None:
         """Set a metadata key to a value that is already in this file's layout."""
@@ -168,6 +155,7 @@ class Writer:
         """
         self._check_open()
         del self._fields[key]
+        self._kept.pop(key, None)
 
     def __contains__(self, key: object) -> bool:
         return key in self._fields
@@ -177,7 +165,7 @@ class Writer:
 
         An alignment that was given to the writer stays.
         """
-        keys = [key for key in metadata if not (self._aligned and key == "general.alignment")]
+        keys = [key for key in metadata if not (self._aligned and key == ALIGNMENT)]
         if not isinstance(metadata, Metadata):
             for key in keys:
                 self.set(key, metadata[key])
@@ -185,11 +173,12 @@ class Writer:
         for key in keys:
             source, encoded = stored(metadata, key)
             self.set_encoded(key, self.layout.recode(source, encoded, f"metadata key {key!r}"))
+            self._kept[key] = Declared.of(metadata, key)
 
     @property
     def alignment(self) -> int:
         """Where tensor data begins, and each tensor after it, is a multiple of this."""
-        encoded = self._fields.get("general.alignment")
+        encoded = self._fields.get(ALIGNMENT)
         if encoded is None:
             return 32
         return int.from_bytes(encoded.payload, "big" if self.byteorder == "big" else "little")
@@ -266,9 +255,9 @@ class Writer:
         files = []
         for number, entries in enumerate(shards):
             fields = dict(self._fields) if number == 0 else {}
-            if number and "general.alignment" in self._fields:
+            if number and ALIGNMENT in self._fields:
                 # Each shard is read by itself, so each has to know the alignment.
-                fields["general.alignment"] = self._fields["general.alignment"]
+                fields[ALIGNMENT] = self._fields[ALIGNMENT]
             values = dict(zip(SPLIT_KEYS, (number, len(shards), len(self._entries)), strict=True))
             for key in self.split_keys:
                 fields.pop(key, None)

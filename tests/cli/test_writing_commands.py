@@ -95,6 +95,10 @@ def test_quantize_under_a_size(cli, model: Path, tmp_path: Path) -> None:
         (("Q4_K_M", "--tensor-type", "x"), "PATTERN=TYPE"),
         (("Q4_K_M", "--tensor-type", "x=Q9"), "no tensor type"),
         (("Q4_K_M", "--override-kv", "x"), "KEY=TYPE:VALUE"),
+        (("Q4_K_M", "--override-kv", "general.alignment=str:x"), "'general.alignment' says how the file is laid out"),
+        (("COPY", "--override-kv", "general.alignment=float:64"), "'general.alignment' says how the file is laid out"),
+        (("COPY", "--override-kv", "general.alignment=bool:true"), "'general.alignment' says how the file is laid out"),
+        (("COPY", "--dry-run", "--override-kv", "split.count=int:2"), "'split.count' says how the file is laid out"),
         (("Q4_K_M", "--target-size", "big"), "no size"),
         (("Q4_K_M", "--prune-layers", "7"), "blocks [7]"),
         (("Q4_K_M", "--prune-layers", "1,x"), "block numbers"),
@@ -210,6 +214,9 @@ def test_edit(cli, model: Path, tmp_path: Path) -> None:
         (("--rename", "general.name=" + "k" * 65536), "longer than 65535"),
         (("--rename", "general.name="), "non-empty"),
         (("--set", 'e=["a", 1]', "--type", "e=string"), "element 1 is int 1"),
+        (("--set", "llama.block_count=[1, 2]"), "'llama.block_count': uint32 was declared, but the value is list"),
+        (("--set", 'general.tags="x"'), "'general.tags': an array of string was declared, but the value is str 'x'"),
+        (("--set", "split.count=[1]"), "'split.count': an integer was expected"),
     ],
 )
 def test_wrong_edits(cli, model: Path, arguments: tuple, message: str) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import logging
+import struct
 import weakref
 from pathlib import Path
 from typing import Any
@@ -433,9 +434,42 @@ def test_names_that_no_reader_takes_are_refused(tmp_path: Path) -> None:
 def test_an_alignment_that_tensors_do_not_have(tmp_path: Path) -> None:
     for key, kind in ((64, 4), (32, 6), (32, 10)):
         w = GGUFWriter(tmp_path / "m.gguf", "llama")
-        w.add_key_value("general.alignment", key, kind)
+        w.kv_data[0]["general.alignment"] = GGUFValue(key, kind)
         w.add_tensor("t", np.zeros(4, np.float32))
         with pytest.raises(ValueError, match="add_custom_alignment"):
             w.write_header_to_file()
         w.close()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "gguf_raises"),
+    [
+        ("add_block_count", ([1, 2],), True),
+        ("add_uint32", ("a", np.array([1, 2], np.uint32)), True),
+        ("add_float32", ("a", [1.0]), True),
+        ("add_string", ("a", ["x"]), True),
+        ("add_bool", ("a", [True]), False),
+        ("add_array", ("a", 3), True),
+        ("add_key_value", ("a", 3, 9), True),
+        ("add_uint64", ("general.alignment", 64), False),
+        ("add_string", ("general.alignment", "64"), False),
+        ("add_array", ("split.count", [1]), False),
+        ("add_uint32", ("split.count", 1), False),
+    ],
+)
+def test_values_of_another_form_than_their_key_are_refused(call: str, arguments: tuple, gguf_raises: bool) -> None:
+    w = GGUFWriter(None, "llama")
+    with pytest.raises(TypeError):
+        getattr(w, call)(*arguments)
+    assert list(w.kv_data[0]) == ["general.architecture"]
+
+    def by_gguf() -> None:
+        theirs = gguf.GGUFWriter(None, "llama")
+        getattr(theirs, call)(*arguments)
+        for field in theirs.kv_data[0].values():  # some are refused only when they are written
+            theirs._pack_val(field.value, field.type, add_vtype=True)
+
+    if gguf_raises:
+        with pytest.raises((struct.error, TypeError, ValueError, AttributeError)):
+            by_gguf()

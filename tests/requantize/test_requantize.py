@@ -557,6 +557,17 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert (tmp_path / "out.gguf").stat().st_size > 12 * 16_000_000
 
 
+@pytest.mark.parametrize(
+    "override",
+    [("a", [1], "uint32"), ("a", "x", "bool"), ("a", 1, "string"), ("split.no", 1, "uint16"), ("", 1, "bool")],
+)
+def test_overrides_of_another_form_are_refused_at_once(model: Path, tmp_path: Path, override: tuple) -> None:
+    for dry_run in (True, False):
+        with pytest.raises((TypeError, ValueError), match=f"metadata key '?{override[0]}"):
+            requantize(model, tmp_path / "o.gguf", "COPY", override_kv=[Override(*override)], dry_run=dry_run)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_override_that_is_too_large() -> None:
     assert Override.parse("k=float:inf").value == float("inf")
     with pytest.raises(ValueError, match="1e400 is too large"):

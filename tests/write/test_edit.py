@@ -122,6 +122,58 @@ def test_types_stay_or_are_given(model: Path) -> None:
     assert (kinds["llama.block_count"], kinds["tokens"], kinds["new"]) == ("INT64", "STRING[1]", "UINT32")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "named", "made"),
+    [
+        ("llama.block_count", [1, 2], None, None),
+        ("llama.block_count", np.array([3], np.uint32), None, None),
+        ("general.name", ["a"], None, None),
+        ("numbers", 3, None, None),
+        ("tokens", "one", None, None),
+        ("numbers", [[1], [2]], None, None),
+        ("nested", [1, 2], None, None),
+        ("nested", [[300]], None, None),  # beyond uint8, which its innermost elements are
+        ("nested", [[4], [5, 6]], None, "ARRAY[2]"),
+        ("numbers", [7], None, "INT32[1]"),
+        ("none", [], None, "STRING[0]"),
+        ("llama.block_count", [1, 2], "uint32", "UINT32[2]"),
+        ("numbers", 3, "uint8", "UINT8"),
+    ],
+)
+def test_scalars_and_arrays_stay_so_unless_a_type_is_named(
+    model: Path, key: str, value: object, named: str | None, made: str | None
+) -> None:
+    before = model.read_bytes()
+    types = {} if named is None else {key: named}
+    if made is None:
+        with pytest.raises((TypeError, ValueError), match=f"'{key}'"):
+            edit(model, set={key: value}, types=types)
+        assert model.read_bytes() == before
+        return
+    edit(model, set={key: value}, types=types)
+    with ggufx.open(model) as f:
+        assert str(f.metadata.types[key]) == made
+        if key == "nested":
+            assert str(f.metadata[key].field_type(1)) == "UINT8[2]"
+
+
+def test_a_renamed_key_keeps_its_type(model: Path) -> None:
+    edit(model, rename={"numbers": "other"}, set={"other": [1], "numbers": "free again"})
+    with ggufx.open(model) as f:
+        assert str(f.metadata.types["other"]) == "INT32[1]"
+        assert f.metadata["numbers"] == "free again"
+    with pytest.raises(TypeError, match="'other': an array of int32 was declared, but the value is int 3"):
+        edit(model, set={"other": 3})
+
+
+def test_keys_of_shards_have_their_types(model: Path) -> None:
+    for value in ([1], "1", True, 1.0):
+        with pytest.raises(TypeError, match=r"'split\.count'"):
+            edit(model, set={"split.count": value})
+    with pytest.raises(TypeError, match="GGUF has it as uint16, not uint32"):
+        edit(model, set={"split.count": 1}, types={"split.count": "uint32"})
+
+
 def test_wrong_edits_change_nothing(model: Path) -> None:
     before = model.read_bytes()
     for options, error in (

@@ -386,6 +386,23 @@ def test_keys_in_order_replaced_and_deleted(tmp_path: Path) -> None:
     assert list(fields(tmp_path / "m.gguf")) == ["a", "c"]
 
 
+def test_keys_of_an_opened_file_keep_their_types_in_a_writer(tmp_path: Path) -> None:
+    write(tmp_path / "a.gguf", {"n": np.uint64(1), "list": np.array([1], np.int8), "new": 1}, {})
+    with ggufx.open(tmp_path / "a.gguf") as f, Writer(tmp_path / "b.gguf") as w:
+        w.update(f.metadata)
+        w.set("n", 2)
+        w.set("list", [3, 4])
+        for key, value in (("n", "text"), ("n", [1]), ("list", 5)):
+            with pytest.raises(TypeError, match=f"'{key}'"):
+                w.set(key, value)
+        w.set("new", "text", "string")
+        w.set("new", 3)
+    with ggufx.open(tmp_path / "b.gguf") as f:
+        assert {key: str(kind) for key, kind in f.metadata.types.items()} == {
+            "n": "UINT64", "list": "INT8[2]", "new": "UINT32"
+        }  # fmt: skip
+
+
 def test_a_closed_writer_takes_nothing_more(tmp_path: Path) -> None:
     with Writer(tmp_path / "m.gguf") as w:
         w.set("a", 1)
