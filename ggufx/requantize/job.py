@@ -27,11 +27,11 @@ from ..write.outfile import refuse_inputs
 from ..write.stream import Progress, padded
 from ..write.writer import Writer, shard_prefix
 from . import target_size as budget
-from .choices import Choice, Request, choose
+from .choices import Choice, Request, block_number, choose
 from .importance import Importance
 from .metadata import GUESSED, Override, declared_or_guessed, fill_metadata, heaviest_mix
 from .mixes import EMBEDDINGS
-from .report import Report, fallback_note, requantize_note
+from .report import Report, fallback_note, grouped, requantize_note
 from .slabs import Overflows, Slab, cut, ordered, quantized, take
 
 __all__ = ["Importance", "Override", "Report", "requantize"]
@@ -136,7 +136,8 @@ def requantize(
         override.check()
     with open_gguf(source) as model:
         files = model.shards if isinstance(model, SplitFile) else (model,)
-        job = _Job(files, Importance.of(imatrix).filtered(include_weights, exclude_weights), override_kv, prune_layers)
+        importance = Importance.of(imatrix)
+        job = _Job(files, importance.filtered(include_weights, exclude_weights), override_kv, prune_layers)
         job.choose(
             ftype,
             Request(
@@ -157,6 +158,7 @@ def requantize(
                 raise ValueError(f"{os.fsdecode(output)!r} names no file to write")
             output = shard_name(os.fsdecode(output).removesuffix(".gguf"), 1, 1)
         if budget_bytes is not None:
+            job.check_importance()
             job.search(budget_bytes, workers, split=split)
         report = job.report()
         if dry_run:
@@ -166,7 +168,10 @@ def requantize(
             except GGUFError as error:
                 return replace(report, refused=str(error))
             return report
+        if not split:
+            refuse_inputs(os.fsdecode(output), job.inputs)
         job.check(allow_requantize)
+        job.warn_of_missing(importance)
         if report.fallbacks:
             warnings.warn(fallback_note(report.fallbacks), GGUFWarning, stacklevel=2)
         if report.requantized:
@@ -307,13 +312,57 @@ class _Job:
                     f"tensor {c.name!r} is quantized already ({c.source.name}): making it {type_name(c.qtype)} adds "
                     "error to error; allow_requantize (--allow-requantize) does it all the same"
                 )
-            # llama-quantize lets the embeddings and the output pass here, and ggml then aborts on some types.
-            if (c.needs_imatrix or c.qtype in NEEDS_IMATRIX) and self.weights_of(c) is None:
-                raise GGUFError(
-                    f"tensor {c.name!r}: {type_name(c.qtype)} needs an importance matrix, and there is none for it"
-                )
             if c.shape[-1] % QType(c.qtype).block_size:
                 raise GGUFError(f"tensor {c.name!r}: rows of {c.shape[-1]} values can't be {type_name(c.qtype)}")
+
+        self.check_importance()
+
+    def check_importance(self) -> None:
+        """Refuse an importance matrix of another model, and types that can't do without where it has no entry."""
+        quantized = self.quantized()
+        missing = [c for c in quantized if not self.importance.has(self.by_name[c.name].tensor.name, c.shape)]
+        if self.importance.given and quantized and len(missing) == len(quantized):
+            missing.sort(key=lambda c: block_number(c.name) < 0)
+            own = ", ".join(map(repr, list(self.importance.weights)[:3])) or "none at all"
+            raise GGUFError(
+                f"{self.importance.file or 'the importance matrix'} has entries for 0 of {len(quantized)} tensors that "
+                f"are quantized: {', '.join(repr(c.name) for c in missing[:3])} ... were expected, it has {own}"
+                + (" ..." if len(self.importance.weights) > 3 else "")
+            )
+        # llama-quantize lets the embeddings and the output pass here, and ggml then aborts on some types.
+        lacking = [c for c in missing if c.needs_imatrix or c.qtype in NEEDS_IMATRIX]
+        if len(lacking) == 1:
+            raise GGUFError(
+                f"tensor {lacking[0].name!r}: {type_name(lacking[0].qtype)} needs an importance matrix, and there is "
+                "none for it"
+            )
+        if lacking:
+            types = " and ".join(sorted({type_name(c.qtype) for c in lacking}))
+            raise GGUFError(
+                f"{types} {'need' if ' and ' in types else 'needs'} an importance matrix, and there is none for "
+                f"{len(lacking)} tensors: {grouped(c.name for c in lacking)}"
+            )
+
+    def quantized(self) -> list[Choice]:
+        """The tensors that are made packed blocks of, which an importance matrix can serve."""
+        return [c for c in self.choices if c.qtype != c.source and isinstance(c.qtype, QType) and c.qtype.is_quantized]
+
+    def warn_of_missing(self, whole: Importance) -> None:
+        """Warn where an importance matrix, before any of it is left out, lacks tensors.
+
+        The embeddings and the output don't count: they are rarely in one.
+        """
+        if not whole.given:
+            return
+        quantized = [c for c in self.quantized() if c.name != "output.weight" and c.name not in EMBEDDINGS]
+        missing = [c for c in quantized if not whole.has(self.by_name[c.name].tensor.name, c.shape)]
+        if missing:
+            warnings.warn(
+                f"the importance matrix has entries for {len(quantized) - len(missing)} of {len(quantized)} tensors; "
+                f"none for {', '.join(repr(c.name) for c in missing[:3])}{' ...' if len(missing) > 3 else ''}",
+                GGUFWarning,
+                stacklevel=3,
+            )
 
     def report(self) -> Report:
         before = sum(s.tensor.nbytes for s in self.sources)
@@ -321,7 +370,12 @@ class _Job:
             nbytes(c.shape, c.qtype) if isinstance(c.qtype, QType) else self.by_name[c.name].tensor.nbytes
             for c in self.choices
         )
-        return Report(self.ftype, tuple(self.choices), before, after, error=self.error)
+        weighed = None
+        if self.importance.given:
+            quantized = self.quantized()
+            have = sum(self.importance.has(self.by_name[c.name].tensor.name, c.shape) for c in quantized)
+            weighed = (have, len(quantized))
+        return Report(self.ftype, tuple(self.choices), before, after, error=self.error, weighed=weighed)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

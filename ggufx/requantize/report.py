@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..formats.file_types import FileType
@@ -13,9 +13,9 @@ from ..formats.tensor_types import QType, nbytes, type_name
 from ..sizes import format_size
 from .choices import Choice
 
-__all__ = ["Report", "fallback_note", "requantize_note"]
+__all__ = ["Report", "fallback_note", "grouped", "requantize_note"]
 
-_BLOCK = re.compile(r"blk\.\d+\.")
+_BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,9 @@ class Report:
         After a search under a size: the sum over the tensors of their relative weighted errors, on the sample.
     refused : str or None
         After a dry run: why the real run would be refused.
+    weighed : (int, int) or None
+        With an importance matrix: for how many of the tensors that are quantized it has an entry, and how many these
+        are.
     """
 
     ftype: FileType
@@ -45,6 +48,7 @@ class Report:
     paths: tuple[str, ...] = ()
     error: float | None = None
     refused: str | None = None
+    weighed: tuple[int, int] | None = None
 
     @property
     def size(self) -> int:
@@ -80,6 +84,8 @@ class Report:
             values = sum(math.prod(c.shape) for c in self.choices if c.kept is not None)
             reasons = ", ".join(f"{n} {reason}" for reason, n in kept.items())
             lines.append(f"{100 * values / self.size:.2f}% of the weights stay as they are ({reasons})")
+        if self.weighed is not None:
+            lines.append(f"importance for {self.weighed[0]} of {self.weighed[1]} tensors that are quantized")
         if self.fallbacks:
             lines += [fallback_note(self.fallbacks), *_fallback_lines(self.fallbacks)]
         if self.requantized:
@@ -119,3 +125,23 @@ def requantize_note(requantized: Sequence[Choice]) -> str:
         f"{len(requantized)} tensors were quantized already ({', '.join(f'{n} {pair}' for pair, n in pairs.items())}): "
         "the new rounding adds its error to the old one's; more bits make them larger, not better"
     )
+
+
+def grouped(names: Iterable[str]) -> str:
+    """Names in few words, blocks together: ``blk.{0-3,7}.attn_v.weight, output.weight``."""
+    blocks: dict[str, list[int]] = {}
+    for name in names:
+        match = _BLOCK.match(name)
+        blocks.setdefault(_BLOCK.sub("blk.{}.", name, 1) if match else name, []).append(int(match[1]) if match else -1)
+    return ", ".join(part.replace("{}", _ranges(numbers), 1) for part, numbers in blocks.items())
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    runs: list[list[int]] = []
+    for n in sorted(numbers):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    text = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return text if text.isdigit() else f"{{{text}}}"

@@ -160,7 +160,9 @@ def test_importance_from_a_file(tmp_path: Path, form: str, experts: int) -> None
 
 
 def test_importance_is_checked(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(GGUFError, match=r"blk\.0\.attn_k\.weight.*IQ2_XS needs an importance matrix"):
+    with pytest.raises(
+        GGUFError, match=r"IQ2_XS needs an importance matrix.*24 tensors: blk\.\{0-3\}\.attn_k\.weight, "
+    ):
         requantize(model, tmp_path / "out.gguf", "IQ2_XS")
     weights = importance(model)
     weights["blk.1.ffn_up.weight"] = np.ones(7, np.float32)
@@ -289,6 +291,84 @@ def test_overflow_is_counted_once(tmp_path: Path) -> None:
     with pytest.warns(GGUFWarning, match=r"24 scales or values.*ffn_up") as caught:
         requantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q8_0", sync=False)
     assert len(caught) == 1
+
+
+def test_all_tensors_that_lack_importance_are_listed(model: Path, tmp_path: Path) -> None:
+    weights = importance(model)
+    for name in ("blk.0.attn_q.weight", "blk.2.attn_q.weight", "blk.3.attn_q.weight", "blk.1.ffn_up.weight"):
+        del weights[name]
+    message = r"4 tensors: blk\.\{0,2-3\}\.attn_q\.weight, blk\.1\.ffn_up\.weight$"
+    with pytest.raises(GGUFError, match=message):
+        requantize(model, tmp_path / "out.gguf", "IQ2_XS", imatrix=weights)
+    report = requantize(model, tmp_path / "out.gguf", "IQ2_XS", imatrix=weights, dry_run=True)
+    assert "4 tensors" in str(report.refused)
+    del weights["token_embd.weight"], weights["output.weight"]
+    with pytest.warns(GGUFWarning, match=r"24 of 28 tensors; none for 'blk\.0\.attn_q\.weight', .* \.\.\."):
+        report = requantize(model, tmp_path / "out.gguf", "Q4_K_M", imatrix=weights, sync=False)
+    assert report.weighed == (24, 30)
+    assert "importance for 24 of 30 tensors that are quantized" in report.notes()
+
+
+@pytest.mark.parametrize("how", ["mapping", "empty file"])
+def test_an_importance_matrix_of_another_model_is_refused(model: Path, tmp_path: Path, how: str) -> None:
+    weights = {f"model.{name}": w for name, w in importance(model).items()}
+    message = r"0 of 30 tensors that are quantized: 'blk\.0\.attn_k\.weight', .* were expected, it has 'model\.output"
+    if how == "empty file":
+        ImportanceMatrix().save(tmp_path / "i.gguf")
+        weights, message = tmp_path / "i.gguf", r"i\.gguf has entries for 0 of 30 tensors .* it has none at all"
+    for options in ({"ftype": "Q4_K_M"}, {"ftype": None, "target_size": "1MiB"}):
+        with pytest.raises(GGUFError, match=message):
+            requantize(model, tmp_path / "out.gguf", imatrix=weights, **options)
+    report = requantize(model, tmp_path / "out.gguf", "Q4_K_M", imatrix=weights, dry_run=True)
+    assert "0 of 30" in str(report.refused)
+    requantize(model, tmp_path / "out.gguf", "F16", imatrix=weights, sync=False)  # nothing is weighed
+
+
+def test_filters_that_leave_no_importance(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"include_weights \['attnv'\] leave none of the importance matrix's 30 entries"
+    ):
+        requantize(model, tmp_path / "out.gguf", "Q8_0", imatrix=importance(model), include_weights=["attnv"])
+
+
+def test_entries_of_experts_and_of_their_stack_serve_each_other(tmp_path: Path) -> None:
+    source = make_model(tmp_path / "in.gguf", experts=3)
+    weights = importance(source)
+    apart = {}
+    for name, w in weights.items():
+        if "_exps" in name:
+            apart |= {name.replace("_exps", f".{k}"): row for k, row in enumerate(w)}
+        else:
+            apart[name] = w
+    requantize(source, tmp_path / "out.gguf", "Q4_K_M", imatrix=apart, sync=False)
+    assert contents(tmp_path / "out.gguf") == expected(source, "Q4_K_M", weights)
+    # The other way round: a file with a tensor for each expert.
+    with ggufx.open(source) as f:
+        tensors = {}
+        for t in f.tensors.values():
+            if "_exps" in t.name:
+                tensors |= {t.name.replace("_exps", f".{k}"): t[k].dequantize() for k in range(3)}
+            else:
+                tensors[t.name] = t
+        write(tmp_path / "apart.gguf", f.metadata, tensors, sync=False)
+    flat = {name: w.reshape(-1) for name, w in weights.items()}  # as a .dat file has it
+    requantize(tmp_path / "apart.gguf", tmp_path / "out.gguf", "Q4_K_M", imatrix=flat, sync=False)
+    assert contents(tmp_path / "out.gguf") == expected(tmp_path / "apart.gguf", "Q4_K_M", apart)
+    flat["blk.0.ffn_up_exps.weight"] = np.ones(2 * WIDTH, np.float32)
+    with pytest.raises(GGUFError, match=r"'blk\.0\.ffn_up\.2\.weight'.*512 values for all experts"):
+        requantize(tmp_path / "apart.gguf", tmp_path / "out.gguf", "Q4_K_M", imatrix=flat)
+
+
+def test_an_expert_without_an_entry_is_neutral(tmp_path: Path) -> None:
+    source = make_model(tmp_path / "in.gguf", experts=3)
+    weights = importance(source)
+    stack = weights.pop("blk.0.ffn_up_exps.weight")
+    weights |= {f"blk.0.ffn_up.{k}.weight": stack[k] for k in (0, 2)}
+    with pytest.warns(GGUFWarning, match=r"'blk\.0\.ffn_up_exps\.weight': 1 of 3 experts have no entry"):
+        requantize(source, tmp_path / "out.gguf", "Q4_K_M", imatrix=weights, sync=False)
+    stack[1] = 1
+    weights["blk.0.ffn_up_exps.weight"] = stack
+    assert contents(tmp_path / "out.gguf") == expected(source, "Q4_K_M", weights)
 
 
 def test_never_over_the_importance_matrix(model: Path, tmp_path: Path) -> None:
