@@ -114,7 +114,7 @@ class Importance(NamedTuple):
                     f"tensor {name!r}: the importance matrix has {rows.size} values for all experts "
                     f"({names[0]!r}), expert {match[3]} of rows of {shape[-1]} isn't among them"
                 )
-            return rows.reshape(-1, shape[-1])[int(match[3])]
+            return np.ascontiguousarray(rows.reshape(-1, shape[-1])[int(match[3])])
         stack = np.ones((shape[0], shape[-1]), np.float32)
         for other in names:
             row = np.asarray(self.weights[other], np.float32).reshape(-1)
