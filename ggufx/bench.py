@@ -262,12 +262,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     arguments = parser.parse_args(argv)
     try:
-        types = [QType[name] for name in arguments.types.split(",")] if arguments.types else None
-        dtypes = arguments.dtypes.split(",")
-        if bad := [d for d in dtypes if d not in DTYPES]:
-            raise KeyError(bad[0])
-    except KeyError as error:
-        parser.error(f"unknown type or dtype {error}")
+        types = [QType.parse(name) for name in arguments.types.split(",")] if arguments.types else None
+    except ValueError as error:
+        parser.error(f"--types: {error}")
+    dtypes = arguments.dtypes.split(",")
+    if bad := [d for d in dtypes if d not in DTYPES]:
+        parser.error(f"--dtypes: {bad[0]!r} isn't one of {', '.join(DTYPES)}")
     if arguments.mib < 1 or arguments.threads < 1:
         parser.error("--mib and --threads must be at least 1")
     try:

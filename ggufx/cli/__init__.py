@@ -63,6 +63,8 @@ def _dispatch(argv: Sequence[str]) -> int:
         print("\n".join(report()) if argv[0] == "--info" else version())
         return 0
     command, rest = (argv[0], argv[1:]) if argv[0] in COMMANDS else ("info", argv)
+    if command == "info" and rest is argv and (hint := _mistyped(argv[0])):
+        raise ValueError(f"there is no file and no command {argv[0]!r}{hint}")
     module = _module(command)
     parser = argparse.ArgumentParser(prog=f"ggufx {command}", description=module.__doc__)
     module.add_arguments(parser)
@@ -70,6 +72,15 @@ def _dispatch(argv: Sequence[str]) -> int:
     if sys.stdout is not None:  # Python's way of saying that it was started with a closed output
         sys.stdout.flush()
     return code
+
+
+def _mistyped(word: str) -> str:
+    """Near commands for a word that is neither a command nor a file."""
+    if word.startswith("-") or "://" in word or os.path.exists(word):
+        return ""
+    from ..errors import near_names
+
+    return near_names(word, COMMANDS)
 
 
 @contextmanager

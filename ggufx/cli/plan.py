@@ -49,8 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
             f.metadata,
             memory=_size(arguments.memory),
             context=arguments.context,
-            k_type=_cache_type(arguments.cache_type_k),
-            v_type=_cache_type(arguments.cache_type_v),
+            k_type=QType.parse(arguments.cache_type_k),
+            v_type=QType.parse(arguments.cache_type_v),
             overhead=OVERHEAD if arguments.overhead is None else parse_size(arguments.overhead),
             imatrix=arguments.imatrix,
             pure=arguments.pure,
@@ -69,12 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _size(text: str | None) -> int | None:
     return None if text is None else parse_size(text)
-
-
-def _cache_type(name: str) -> QType:
-    if name.upper() not in QType.__members__:
-        raise ValueError(f"{name!r} is no tensor type")
-    return QType[name.upper()]
 
 
 def _speed(p: Plan, mix: MixPlan, arguments: argparse.Namespace) -> float | None:

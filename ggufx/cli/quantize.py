@@ -120,8 +120,4 @@ def _pair(text: str, option: str) -> tuple[str, str]:
 
 
 def _qtype(name: str | None) -> Any:
-    if name is None:
-        return None
-    if name.upper() not in QType.__members__:
-        raise ValueError(f"{name!r} is no tensor type; there are {', '.join(QType.__members__)}")
-    return QType[name.upper()]
+    return None if name is None else QType.parse(name)

@@ -91,22 +91,6 @@ def _output(dtype: object, qtype: QType) -> _Output:
     raise TypeError(f"{qtype.name} decodes to float32, float16 or bfloat16, not {wanted}")
 
 
-def _qtype(qtype: object) -> QType:
-    if isinstance(qtype, str):
-        try:
-            return QType[qtype.upper()]
-        except KeyError:
-            raise ValueError(f"unknown tensor type {qtype!r}") from None
-    try:
-        number = operator.index(qtype)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"qtype must be a QType, its id or its name, not {type(qtype).__name__}") from None
-    try:
-        return QType(number)
-    except ValueError:
-        raise GGUFError(f"tensor type id {number} has no decoder: ggufx doesn't know it") from None
-
-
 def output_dtype(dtype: object, qtype: QType) -> np.dtype[Any]:
     """Dtype of the array that :func:`dequantize` makes for this `dtype` argument."""
     if qtype not in _INTEGERS:
@@ -312,7 +296,7 @@ def dequantize(
         For wrong arguments.
     """
     if type(qtype) is not QType:
-        qtype = _qtype(qtype)
+        qtype = QType.parse(qtype)
     plain = type(src) is np.ndarray and src.dtype is _UINT8 and src.ndim and src.flags.c_contiguous
     raw: npt.NDArray[np.uint8] = src if plain else _source(src)  # type: ignore[assignment]
     size = raw.size

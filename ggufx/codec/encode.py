@@ -15,7 +15,7 @@ from ..formats.tensor_types import QType, row_nbytes
 from . import dispatch
 from .threads import run, thread_count
 
-__all__ = ["NEEDS_IMATRIX", "QUANTIZABLE", "as_qtype", "as_values", "importance_rows", "quantize", "quantize_quietly"]
+__all__ = ["NEEDS_IMATRIX", "QUANTIZABLE", "as_values", "importance_rows", "quantize", "quantize_quietly"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -58,18 +58,6 @@ class _Piece(NamedTuple):
     start: int
     stop: int
     importance: int
-
-
-def as_qtype(qtype: QType | int | str) -> QType:
-    """Type from a member, its id or its name."""
-    if isinstance(qtype, QType):
-        return qtype
-    if isinstance(qtype, str):
-        try:
-            return QType[qtype.upper()]
-        except KeyError:
-            raise ValueError(f"unknown tensor type {qtype!r}") from None
-    return QType(qtype)
 
 
 def as_values(x: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -200,7 +188,7 @@ def quantize_quietly(
     nonfinite: str = "error",
 ) -> tuple[npt.NDArray[np.uint8], str]:
     """Do what :func:`quantize` does, but return what it would warn of, or an empty string, beside the blocks."""
-    qtype = as_qtype(qtype)
+    qtype = QType.parse(qtype)
     if qtype not in QUANTIZABLE:
         raise ValueError(f"{qtype.name} isn't a type to quantize to")
     if nonfinite not in ("error", "zero"):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..formats.tensor_types import QType
 from .decode import dequantize
-from .encode import as_qtype, as_values, importance_rows, quantize
+from .encode import as_values, importance_rows, quantize
 
 __all__ = ["ErrorSums", "QuantError", "quant_error"]
 
@@ -123,7 +123,7 @@ def quant_error(
     >>> quant_error(np.ones((4, 32), np.float32), "Q8_0").max_error < 1e-3
     True
     """
-    kind = as_qtype(qtype)
+    kind = QType.parse(qtype)
     array = as_values(x)
     width = array.shape[-1]
     weights = None if imatrix is None else importance_rows(imatrix, array.shape)

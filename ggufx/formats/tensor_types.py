@@ -7,10 +7,11 @@ One row per type, checked against ggml's own type traits by the tests. Everythin
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable
 from enum import IntEnum
 
-from ..errors import GGUFError
+from ..errors import GGUFError, near_names
 
 __all__ = ["CODE_BYTES", "NUMERIC_DTYPES", "SWAP_FIELDS", "QType", "nbytes", "row_nbytes", "type_name"]
 
@@ -44,6 +45,46 @@ class QType(IntEnum):
         member.bits_per_weight = 8 * block_bytes / block_size
         member.is_quantized = block_size > 1
         return member
+
+    @classmethod
+    def parse(cls, spec: QType | int | str) -> QType:
+        """Look a tensor type up by whatever it is called.
+
+        Parameters
+        ----------
+        spec : QType, int or str
+            The type, its id, or its name in any case, with or without underscores (``"q4_k"``, ``"Q4K"``); names of
+            number types too (``"float16"``, ``"fp16"``, ``"bfloat16"``).
+
+        Returns
+        -------
+        QType
+
+        Raises
+        ------
+        ValueError
+            If there is no such type (GGUFError for an id); the message has near names, and tells a mix such as
+            ``Q4_K_M`` from a type.
+        TypeError
+            If `spec` is something else.
+
+        Examples
+        --------
+        >>> QType.parse("q4k")
+        <QType.Q4_K: 12>
+        """
+        if isinstance(spec, cls):
+            return spec
+        if isinstance(spec, str):
+            return _by_name(spec)
+        try:
+            number = operator.index(spec)
+        except TypeError:
+            raise TypeError(f"a tensor type is a QType, its id or its name, not {type(spec).__name__}") from None
+        try:
+            return cls(number)
+        except ValueError:
+            raise GGUFError(f"tensor type id {number} isn't one that ggufx knows") from None
 
     # name = id, values per block, bytes per block.
     # Source: enum ggml_type and ggml_type_size() of ggml 0.20; ids 4, 5, 31-33 and 36-38 were removed upstream.
@@ -82,6 +123,25 @@ class QType(IntEnum):
     NVFP4 = 40, 64, 36
     Q1_0 = 41, 128, 18
     Q2_0 = 42, 64, 18
+
+
+def _by_name(name: str) -> QType:
+    found = QType.__members__.get(name)
+    if found is not None:
+        return found
+    plain = {member.replace("_", ""): kind for member, kind in QType.__members__.items()}
+    asked = re.sub(r"[\s_.-]", "", name).upper()
+    found = plain.get(asked) or plain.get(re.sub(r"^(B?)(?:FP|FLOAT)(?=\d+$)", r"\1F", asked).replace("INT", "I"))
+    if found is not None:
+        return found
+    from .file_types import FileType
+
+    if mix := next((m for m in FileType.__members__ if m.replace("_", "") == asked), None):
+        raise ValueError(
+            f"{mix} is a mix of types, which files are quantized to; a tensor has one type, "
+            f"{FileType[mix].default_type.name} for most of this mix's"
+        )
+    raise ValueError(f"unknown tensor type {name!r}{near_names(name.upper(), QType.__members__)}")
 
 
 # The types whose values are plain numbers numpy can view in place (BF16 has no numpy dtype; it shows as uint16).
@@ -212,11 +272,7 @@ def nbytes(shape: Iterable[int] | int, qtype: QType | int | str) -> int:
     >>> nbytes((32000, 2048), QType.Q4_K)
     36864000
     """
-    if isinstance(qtype, str):
-        if qtype.upper() not in QType.__members__:
-            raise ValueError(f"unknown tensor type {qtype!r}")
-        qtype = QType[qtype.upper()]
-    qtype = QType(qtype)
+    qtype = QType.parse(qtype)
     dims = (operator.index(shape),) if hasattr(shape, "__index__") else tuple(map(operator.index, shape))  # type: ignore[arg-type]
     if any(d < 0 for d in dims):
         raise ValueError(f"negative dimension in shape {dims}")

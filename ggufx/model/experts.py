@@ -9,14 +9,14 @@ architecture; counts come from the metadata and are checked against the tensors.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..codec.decode import dequantize, output_dtype
-from ..errors import GGUFError
+from ..errors import GGUFError, UnknownNameError
 from ..formats.tensor_types import QType
 from ..read.tensor import Tensor
 from .layers import BufferPool
@@ -148,7 +148,12 @@ class MoELayer(Mapping[str, ExpertStack]):
         self.n_expert = next(iter(counts.values()), 0)
 
     def __getitem__(self, part: str) -> ExpertStack:
-        return self._stacks[part]
+        try:
+            return self._stacks[part]
+        except KeyError:
+            raise UnknownNameError(
+                f"block {self.number} has no experts' {part!r}; there are {', '.join(self._stacks)}"
+            ) from None
 
     def __len__(self) -> int:
         return len(self._stacks)
@@ -221,7 +226,11 @@ class MoE(Mapping[int, MoELayer]):
         self.n_shared = counts.get("expert_shared_count", 0)
 
     def __getitem__(self, number: int) -> MoELayer:
-        return self._layers[number]
+        try:
+            return self._layers[number]
+        except KeyError:
+            have = f"blocks {_ranges(self._layers)} have" if self._layers else "no block of this model has"
+            raise UnknownNameError(f"block {number!r} has no experts; {have} some") from None
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -288,6 +297,17 @@ def find_experts(file: GGUFFile) -> MoE:
             else:
                 getattr(layers[number], where)[key] = tensor
     return MoE(layers, architecture, counts)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Word sorted numbers, as in ``1 to 3, 5``."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
 def _part(part: str, kind: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..codec.decode import output_dtype
+from ..errors import UnknownNameError
 from ..formats.tensor_types import QType
 from ..read.tensor import Tensor
 from .loading import ALIGN, INTEGERS, aligned_memory
@@ -99,7 +100,10 @@ class Layer(Mapping[str, Tensor]):
         self._tensors = tensors
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name.removeprefix(self._prefix)]
+        try:
+            return self._tensors[name.removeprefix(self._prefix)]
+        except KeyError:
+            raise UnknownNameError(f"block {self.number} has no tensor {name!r}", name, self) from None
 
     def __len__(self) -> int:
         return len(self._tensors)

@@ -206,6 +206,11 @@ class _Parser:
             for other, what in OTHER_MAGICS:
                 if magic.startswith(other):
                     self.fail(f"this is {what}")
+            if bytes(self.buf[8:10]) == b'{"':
+                self.fail(
+                    "this looks like a safetensors file; `ggufx convert` makes a GGUF file from it, "
+                    "the safetensors package reads it as it is"
+                )
             self.fail(f"not a GGUF file: it begins with {magic[:4]!r}, not b'GGUF'")
         self.pos = 4
         at = self.need(4, "the version")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, overload
 
 import numpy as np
 
-from ..errors import GGUFError
+from ..errors import GGUFError, UnknownNameError
 from ..formats.value_types import NUMBER_CODES, ValueType
 from . import walk
 from .header import Field
@@ -249,6 +249,13 @@ def _array(raw: HeaderBuffer, kind: ValueType, count: int, start: int, layout: _
     return values
 
 
+def _field(fields: dict[str, Field], key: str, label: str = "the metadata") -> Field:
+    try:
+        return fields[key]
+    except KeyError:
+        raise UnknownNameError(f"{label} has no key {key!r}", key, fields) from None
+
+
 class TypesView(Mapping[str, FieldType]):
     """The declared type of each metadata field."""
 
@@ -258,7 +265,7 @@ class TypesView(Mapping[str, FieldType]):
         self._fields = fields
 
     def __getitem__(self, key: str) -> FieldType:
-        field = self._fields[key]
+        field = _field(self._fields, key)
         return FieldType(field.type) if field.item is None else FieldType(field.type, field.item, field.length)
 
     def __len__(self) -> int:
@@ -288,7 +295,7 @@ class Metadata(Mapping[str, Any]):
         self._values: dict[str, Any] = {}
 
     def __getitem__(self, key: str) -> Any:
-        field = self._fields[key]
+        field = self._fields.get(key) or _field(self._fields, key, self._source.label)
         raw = self._source.header
         if key in self._values:
             return self._values[key]
@@ -311,6 +318,9 @@ class Metadata(Mapping[str, Any]):
     def __contains__(self, key: object) -> bool:
         return key in self._fields
 
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
     @property
     def types(self) -> TypesView:
         """The declared type of each field, a mapping of key to :class:`FieldType`."""
@@ -326,7 +336,7 @@ class Metadata(Mapping[str, Any]):
 
         A string is its bytes without the length; an array is its item type, its count and its items.
         """
-        field = self._fields[key]
+        field = _field(self._fields, key, self._source.label)
         start = field.start if field.type == ValueType.STRING else field.begin
         raw = np.frombuffer(self._source.header, np.uint8)[start : field.stop]
         raw.flags.writeable = False

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from contextlib import suppress
+from html import escape
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from ..errors import UnknownNameError
 from ..formats.tensor_types import QType
 from .header import Header, Limits, NeedMore, Problem, TensorTable, read_header
 from .metadata import Metadata
@@ -39,7 +41,7 @@ class TensorMap(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         row = self._table.rows.get(name)
         if row is None:
-            raise KeyError(name)
+            raise UnknownNameError(f"{self._source.label} has no tensor {name!r}", name, self)
         tensor = self._made.get(row)
         if tensor is None:
             table = self._table
@@ -67,6 +69,9 @@ class TensorMap(Mapping[str, Tensor]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._table.rows
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
 
     def __repr__(self) -> str:
         names = list(self)[:4]
@@ -199,10 +204,7 @@ class GGUFFile:
         self._source.close()
 
     def __getitem__(self, name: str) -> Tensor:
-        try:
-            return self.tensors[name]
-        except KeyError:
-            raise KeyError(f"{self.path} has no tensor {name!r}") from None
+        return self.tensors[name]
 
     def __len__(self) -> int:
         return len(self.tensors)
@@ -212,6 +214,25 @@ class GGUFFile:
 
     def __contains__(self, name: object) -> bool:
         return name in self.tensors
+
+    def keys(self) -> KeysView[str]:
+        """Names of the tensors, in file order."""
+        return self.tensors.keys()
+
+    def values(self) -> ValuesView[Tensor]:
+        """The tensors, in file order."""
+        return self.tensors.values()
+
+    def items(self) -> ItemsView[str, Tensor]:
+        """Names and tensors, in file order; ``dict(f)`` works too."""
+        return self.tensors.items()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the tensor of this name, or `default`."""
+        return self.tensors.get(name, default)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return [] if self.closed else list(self)
 
     def __bool__(self) -> bool:
         return True
@@ -235,15 +256,20 @@ class GGUFFile:
     def _contents(self) -> str:
         return f"{len(self._metadata)} metadata fields, {len(self.tensors)} tensors"
 
+    def _repr_html_(self) -> str:
+        from .display import file_table
+
+        return f"<p>{escape(repr(self))}</p>" if self.closed else file_table(self)
+
     def __reduce__(self) -> Any:
         raise TypeError(f"{self.path}: an open file can't be pickled; send its path and open it there")
 
 
 def open(
     path: str | bytes | os.PathLike[Any] | IO[bytes],
+    mode: Mode = "r",
     *,
     strict: bool = True,
-    mode: Mode = "r",
     shards: bool = True,
     storage_options: Mapping[str, Any] | None = None,
     download: bool = False,
@@ -259,12 +285,12 @@ def open(
     path : path-like, URL or binary file object
         A regular file, of any GGUF version (1, 2, 3) and byte order; a URL that fsspec knows (``https://``, ``s3://``
         ...), of which only what is asked for is fetched; or a seekable file object, read from where it begins.
-    strict : bool
-        Refuse a file in which a tensor lies outside the file, overlaps another or is there twice. With ``False``
-        such faults are listed in :attr:`GGUFFile.problems`, and reading a faulty tensor raises.
     mode : {"r", "c", "read"}
         ``"r"`` maps the file read-only; ``"c"`` maps it copy-on-write, so that arrays are writable and nothing written
         reaches the file; ``"read"`` maps nothing: each access reads into fresh memory.
+    strict : bool
+        Refuse a file in which a tensor lies outside the file, overlaps another or is there twice. With ``False``
+        such faults are listed in :attr:`GGUFFile.problems`, and reading a faulty tensor raises.
     shards : bool
         Open the whole set if the file is one shard of a split model (``-0000N-of-0000M.gguf``).
     storage_options : mapping, optional
@@ -297,7 +323,12 @@ def open(
     ...     weights = f["blk.0.ffn_down.weight"].dequantize()
     """
     if mode not in ("r", "c", "read"):
-        raise ValueError(f"mode should be 'r', 'c' or 'read', not {mode!r}")
+        hint = ""
+        if mode in ("rb", "br", "rt"):
+            hint = "; ggufx.open isn't Python's: it maps the file to read it, so leave the mode out"
+        elif isinstance(mode, str) and set(mode) & set("wax+"):
+            hint = "; files are only read here: ggufx.write makes one, ggufx.edit changes metadata"
+        raise ValueError(f"mode should be 'r', 'c' or 'read', not {mode!r}{hint}")
     if not 1 <= max_nesting <= 64:
         raise ValueError(f"max_nesting should be 1 to 64, not {max_nesting}")
     limits = Limits(max_header_bytes, max_tensors, max_nesting, max_array_elements)

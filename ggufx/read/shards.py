@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..errors import GGUFError
+from ..errors import GGUFError, UnknownNameError
 from .header import Problem
 from .reader import GGUFFile
 from .tensor import Tensor
@@ -31,7 +31,12 @@ class MergedTensors(Mapping[str, Tensor]):
         self._names = [name for shard in shards for name in shard.tensors if self._where[name] is shard]
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._where[name].tensors[name]
+        try:
+            shard = self._where[name]
+        except KeyError:
+            label = f"{self._shards[0].path} and its other shards"
+            raise UnknownNameError(f"{label} have no tensor {name!r}", name, self) from None
+        return shard.tensors[name]
 
     def __len__(self) -> int:
         return len(self._names)
@@ -41,6 +46,9 @@ class MergedTensors(Mapping[str, Tensor]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._where
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
 
     def __repr__(self) -> str:
         return f"<{len(self)} tensors in {len(self._shards)} shards>"

@@ -215,10 +215,9 @@ def _from_tensor(name: str, tensor: Tensor, shape: Sequence[int] | None, kind: Q
 
 def _qtype(name: str, spec: QType | int | str) -> QType:
     try:
-        return QType[spec.upper()] if isinstance(spec, str) else QType(spec)
-    except (KeyError, ValueError):
-        known = ", ".join(QType.__members__)
-        raise ValueError(f"tensor {name!r}: {spec!r} is no tensor type; there are {known}") from None
+        return QType.parse(spec)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"tensor {name!r}: {error}") from None
 
 
 def _swapped(kind: QType, byteorder: str) -> QType | None:

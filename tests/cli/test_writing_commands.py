@@ -93,7 +93,7 @@ def test_quantize_under_a_size(cli, model: Path, tmp_path: Path) -> None:
         ((), "TYPE or --target-size"),
         (("Q9_K",), "no file type"),
         (("Q4_K_M", "--tensor-type", "x"), "PATTERN=TYPE"),
-        (("Q4_K_M", "--tensor-type", "x=Q9"), "no tensor type"),
+        (("Q4_K_M", "--tensor-type", "x=Q9"), "unknown tensor type"),
         (("Q4_K_M", "--override-kv", "x"), "KEY=TYPE:VALUE"),
         (("Q4_K_M", "--override-kv", "general.alignment=str:x"), "'general.alignment' says how the file is laid out"),
         (("COPY", "--override-kv", "general.alignment=float:64"), "'general.alignment' says how the file is laid out"),
