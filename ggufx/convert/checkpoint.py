@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..errors import GGUFError
 
-__all__ = ["Checkpoint", "StoredTensor", "read_json"]
+__all__ = ["Checkpoint", "StoredTensor", "read_json", "read_safetensors"]
 
 Array = npt.NDArray[Any]
 
@@ -174,10 +174,10 @@ def _parts(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
 
 
 def _read(path: Path) -> list[StoredTensor]:
-    return _read_torch(path) if path.suffix == ".bin" else _read_safetensors(path)
+    return _read_torch(path) if path.suffix == ".bin" else read_safetensors(path)
 
 
-def _read_safetensors(path: Path) -> list[StoredTensor]:
+def read_safetensors(path: Path) -> list[StoredTensor]:
     """The tensors of a safetensors file by name, every number of the header checked."""
     size = path.stat().st_size
     with open(path, "rb") as file:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .comparison import compare
     from .validation import validate
 
-__all__ = ["validate"]
+__all__ = ["compare", "validate"]
 
 # Names and the modules that hold them: each is imported when it is asked for.
-_LATE = {"validate": ".validation"}
+_LATE = {"compare": ".comparison", "validate": ".validation"}
 
 
 def __getattr__(name: str) -> Any:
