@@ -1,17 +1,17 @@
-/* The paths, best first. Adding an instruction set: one row here, two files in paths/, two in lanes/. */
+/* The paths, best first. Adding an instruction set: one row here, three files in paths/, two in lanes/. */
 #include "cpu.h"
 #include "encode.h"
 #include "path.h"
 
 #if GGUFX_X86
-#define X86(p) (&ggufx_path_##p), (&ggufx_encoders_##p), ggufx_cpu_has_##p
+#define X86(p) (&ggufx_path_##p), (&ggufx_dots_##p), (&ggufx_encoders_##p), ggufx_cpu_has_##p
 #else
-#define X86(p) NULL, NULL, NULL
+#define X86(p) NULL, NULL, NULL, NULL
 #endif
 #if GGUFX_NEON
-#define NEON(p) (&ggufx_path_##p), (&ggufx_encoders_##p), always
+#define NEON(p) (&ggufx_path_##p), (&ggufx_dots_##p), (&ggufx_encoders_##p), always
 #else
-#define NEON(p) NULL, NULL, NULL
+#define NEON(p) NULL, NULL, NULL, NULL
 #endif
 
 static int always(void) { return 1; }
@@ -19,6 +19,7 @@ static int always(void) { return 1; }
 static const struct {
     const char *name, *lacking, *absent;
     const ggufx_path *path; /* NULL where this build is for another architecture */
+    const ggufx_dots *dots;
     const ggufx_encoders *encoders;
     int (*runs)(void);
 } paths[] = {
@@ -27,7 +28,7 @@ static const struct {
     {"avx2", "this CPU or system lacks AVX2, BMI1, BMI2, F16C or FMA", "built for another architecture than x86-64",
      X86(avx2)},
     {"neon", "", "built for another architecture than aarch64", NEON(neon)},
-    {"scalar", "", "", &ggufx_path_scalar, &ggufx_encoders_scalar, always},
+    {"scalar", "", "", &ggufx_path_scalar, &ggufx_dots_scalar, &ggufx_encoders_scalar, always},
 };
 enum { PATHS = sizeof paths / sizeof *paths };
 
@@ -39,6 +40,8 @@ const char *ggufx_path_problem(int i) {
 }
 
 const ggufx_path *ggufx_path_at(int i) { return paths[i].path; }
+
+const ggufx_dots *ggufx_dots_at(int i) { return paths[i].dots; }
 
 const ggufx_encoders *ggufx_encoders_at(int i) { return paths[i].encoders; }
 

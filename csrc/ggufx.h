@@ -28,6 +28,14 @@ int ggufx_decodes(int type);
  * stream: write past the cache, for outputs that don't fit in it. */
 void ggufx_decode(int path, int type, int dtype, const void *src, void *dst, size_t n, int stream);
 
+/* ---- products with packed rows: matmul.c ---- */
+
+/* out[r * stride + n] = the dot product of row r of x, `width` floats, with the n-th of `count` packed rows, which
+ * follow one another without gaps. Its bits depend on path, row and packed row alone. The caller has checked that the
+ * path runs here, that the type has a kernel, the sizes, and that `width` is a whole number of ggml's blocks. */
+void ggufx_matmul(int path, int type, const float *x, size_t rows, size_t width, const void *packed, size_t count,
+                  float *out, size_t stride);
+
 /* ---- quantizing: encode.c ---- */
 
 /* Whether the C encoders make this ggml type id. */

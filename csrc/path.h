@@ -25,4 +25,20 @@ extern const ggufx_path ggufx_path_scalar, ggufx_path_avx2, ggufx_path_avx512, g
 
 const ggufx_path *ggufx_path_at(int i);
 
+/* Products are summed up as floats over a run of values, whose sums then go into eight totals. With so few additions in
+ * a lane (32 at most) rounding stays below 1e-6 of the sum of magnitudes however long a row is. A run is whole units.
+ */
+enum { GGUFX_RUN_VALUES = 512, GGUFX_TOTALS = 8, GGUFX_DOT_ROWS = 4 };
+
+/* Adds the products of `units` units with one or four rows of x to the totals of each row. */
+typedef void ggufx_dot_fn(const uint8_t *src, const float *const *x, size_t units, double (*totals)[GGUFX_TOTALS]);
+
+typedef struct ggufx_dots {
+    ggufx_dot_fn *dot[GGUFX_MAX_ID][2]; /* [id][0] one row, [id][1] four */
+} ggufx_dots;
+
+extern const ggufx_dots ggufx_dots_scalar, ggufx_dots_avx2, ggufx_dots_avx512, ggufx_dots_neon;
+
+const ggufx_dots *ggufx_dots_at(int i);
+
 #endif

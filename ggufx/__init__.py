@@ -13,6 +13,7 @@ from .read.reader import GGUFFile, open
 from .read.tensor import Tensor
 
 if TYPE_CHECKING:
+    from .codec.matmul import matmul, matmul_experts
     from .codec.quality import quant_error
     from .convert import convert
     from .edit import edit
@@ -43,6 +44,8 @@ __all__ = [
     "edit",
     "imatrix",
     "load",
+    "matmul",
+    "matmul_experts",
     "merge",
     "nbytes",
     "open",
@@ -67,6 +70,8 @@ _LATE = {
     "convert_endian": ".write.split",
     "edit": ".edit",
     "imatrix": ".imatrix",
+    "matmul": ".codec.matmul",
+    "matmul_experts": ".codec.matmul",
     "merge": ".write.split",
     "plan": ".plan",
     "quant_error": ".codec.quality",

@@ -49,3 +49,16 @@ def encode(
     check: bool,
     out: npt.NDArray[np.uint8],
 ) -> int: ...
+def matmul(
+    path: int,
+    type: int,
+    x: Buffer,
+    rows: int,
+    width: int,
+    packed: Buffer,
+    packed_start: int,
+    out: Buffer,
+    out_start: int,
+    count: int,
+    stride: int,
+) -> None: ...

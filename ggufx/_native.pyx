@@ -210,3 +210,31 @@ def encode(int path, int type, x, qw, lattice, bint check, out):
         for i in range(held):
             PyBuffer_Release(&views[i])
     return <Py_ssize_t>overflowed
+
+
+cdef extern from "ggufx.h" nogil:
+    void ggufx_matmul(int path, int type, const float *x, size_t rows, size_t width, const void *packed, size_t count,
+                      float *out, size_t stride)
+
+
+def matmul(int path, int type, x, Py_ssize_t rows, Py_ssize_t width, packed, Py_ssize_t packed_start, out,
+           Py_ssize_t out_start, Py_ssize_t count, Py_ssize_t stride):
+    """Products of rows of float32 with `count` packed rows from byte packed_start on, into column out_start and those
+    after it of float32 rows of `stride`. The caller has checked everything."""
+    cdef Py_buffer left, right, target
+    PyObject_GetBuffer(x, &left, PyBUF_SIMPLE)
+    try:
+        PyObject_GetBuffer(packed, &right, PyBUF_SIMPLE)
+        try:
+            PyObject_GetBuffer(out, &target, PyBUF_SIMPLE | PyBUF_WRITABLE)
+            try:
+                with nogil:
+                    ggufx_matmul(path, type, <const float *>left.buf, rows, width,
+                                 <const char *>right.buf + packed_start, count, <float *>target.buf + out_start,
+                                 stride)
+            finally:
+                PyBuffer_Release(&target)
+        finally:
+            PyBuffer_Release(&right)
+    finally:
+        PyBuffer_Release(&left)

@@ -260,6 +260,29 @@ INLINE void store_words(uint16_t *p, words t, bytes codes, int past_cache) {
     store_32(p + 16, _mm256_unpackhi_epi8(low, high), past_cache);
 }
 
+/* ---- sums of products ---- */
+
+/* Two registers: four rows take eight of the sixteen, and leave the rest to the decoding. */
+typedef struct {
+    __m256 a, b;
+} sums;
+
+INLINE sums no_sums(void) { return (sums){_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+INLINE sums accumulate(sums s, floats v, const float *x) {
+    s.a = _mm256_fmadd_ps(v.a, _mm256_loadu_ps(x), s.a);
+    s.b = _mm256_fmadd_ps(v.b, _mm256_loadu_ps(x + 8), s.b);
+    s.a = _mm256_fmadd_ps(v.c, _mm256_loadu_ps(x + 16), s.a);
+    s.b = _mm256_fmadd_ps(v.d, _mm256_loadu_ps(x + 24), s.b);
+    return s;
+}
+INLINE void add_to_totals(double *total, sums s) {
+    const __m256 both = _mm256_add_ps(s.a, s.b);
+    const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(both));
+    const __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(both, 1));
+    _mm256_storeu_pd(total, _mm256_add_pd(_mm256_loadu_pd(total), low));
+    _mm256_storeu_pd(total + 4, _mm256_add_pd(_mm256_loadu_pd(total + 4), high));
+}
+
 #undef MAP1
 #undef MAP2
 #undef MAP3

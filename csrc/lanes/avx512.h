@@ -166,6 +166,19 @@ INLINE void store_bfloats(uint16_t *p, floats v, int finite, int past_cache) {
     store_64(p, bfloats_of(v, finite), past_cache);
 }
 
+/* ---- sums of products ---- */
+
+typedef floats sums;
+
+INLINE sums no_sums(void) { return every(0); }
+INLINE sums accumulate(sums s, floats v, const float *x) { return product_plus(v, load_floats(x), s); }
+INLINE void add_to_totals(double *total, sums s) {
+    const __m512 both = _mm512_add_ps(s.a, s.b);
+    const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(both));
+    const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(both, 1));
+    _mm512_storeu_pd(total, _mm512_add_pd(_mm512_loadu_pd(total), _mm512_add_pd(low, high)));
+}
+
 INLINE words words_of_halves(floats v) { return _mm512_castsi256_si512(sixteen_halves(v.a)); }
 INLINE words words_of_bfloats(floats v, int finite) { return bfloats_of((floats){v.a, v.a}, finite); }
 INLINE void store_words(uint16_t *p, words t, bytes codes, int past_cache) {

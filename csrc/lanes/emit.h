@@ -35,11 +35,25 @@ static const uint8_t ascending[32] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 
 
 /* An output array. What follows it is constant wherever a kernel is inlined, so nothing asks at run time: the dtype,
  * whether stores bypass the cache, and whether the block's scales are known to be finite halves. Then every value is a
- * finite number of middling size, and lanes may round it to bfloat16 by arithmetic that would overflow otherwise. */
+ * finite number of middling size, and lanes may round it to bfloat16 by arithmetic that would overflow otherwise.
+ *
+ * Or, where `rows` isn't zero, no array at all: float32 values are multiplied with so many rows of x, from column `at`
+ * on, and added to a sum of each. */
 typedef struct {
     void *values;
     int dtype, past_cache, finite;
+    int rows;
+    const float *const *x;
+    size_t at;
+    sums *sum;
 } sink;
+
+INLINE sink array_sink(void *values, int dtype, int past_cache, int finite) {
+    return (sink){.values = values, .dtype = dtype, .past_cache = past_cache, .finite = finite};
+}
+INLINE sink sum_sink(const float *const *x, size_t at, sums *sum, int rows) {
+    return (sink){.dtype = GGUFX_F32, .rows = rows, .x = x, .at = at, .sum = sum};
+}
 
 INLINE int half_is_finite(const void *p) { return (u16_at(p) & 0x7C00) != 0x7C00; }
 /* Only the exponent of a NaN or an infinity carries into the sign when 0x0400 is added to it. */
@@ -59,7 +73,9 @@ INLINE void two_halves_at(sink y, const void *p, float *first, float *second) {
 
 /* Thirty-two values, from the i-th on. */
 INLINE void put(sink y, int i, floats v) {
-    if (y.dtype == GGUFX_F32)
+    if (y.rows) {
+        UNROLL(4) for (int r = 0; r < y.rows; r++) y.sum[r] = accumulate(y.sum[r], v, y.x[r] + y.at + i);
+    } else if (y.dtype == GGUFX_F32)
         store_floats((float *)y.values + i, v, y.past_cache);
     else if (y.dtype == GGUFX_F16)
         store_halves((uint16_t *)y.values + i, v, y.past_cache);

@@ -298,6 +298,31 @@ INLINE void store_words(uint16_t *p, words table, bytes codes, int past_cache) {
     }
 }
 
+/* ---- sums of products ---- */
+
+/* Four registers: four rows take sixteen of the thirty-two, and leave the rest to the decoding. */
+typedef struct {
+    float32x4_t at[4];
+} sums;
+
+INLINE sums no_sums(void) {
+    sums s;
+    UNROLL(4) for (int i = 0; i < 4; i++) s.at[i] = vdupq_n_f32(0);
+    return s;
+}
+INLINE sums accumulate(sums s, floats v, const float *x) {
+    EIGHT s.at[i & 3] = vfmaq_f32(s.at[i & 3], v.at[i], vld1q_f32(x + 4 * i));
+    return s;
+}
+INLINE void add_to_totals(double *total, sums s) {
+    BOTH {
+        const float32x4_t both = vaddq_f32(s.at[i], s.at[i + 2]);
+        double *const t = total + 4 * i;
+        vst1q_f64(t, vaddq_f64(vld1q_f64(t), vcvt_f64_f32(vget_low_f32(both))));
+        vst1q_f64(t + 2, vaddq_f64(vld1q_f64(t + 2), vcvt_high_f64_f32(both)));
+    }
+}
+
 INLINE void copy_line_past_cache(void *line, const void *p) { memcpy(line, p, 64); }
 INLINE void stream_fence(void) {}
 

@@ -299,6 +299,20 @@ INLINE floats canonical_nans(floats v) {
     return v;
 }
 
+/* ---- sums of products ---- */
+
+/* Running sums, over so many lanes as leave room for those of four rows at once. */
+typedef floats sums;
+
+INLINE sums no_sums(void) { return every(0); }
+/* Thirty-two products with x, which needs no alignment, added each to the sum of its lane. */
+INLINE sums accumulate(sums s, floats v, const float *x) {
+    EACH s.at[i] += v.at[i] * x[i];
+    return s;
+}
+/* Adds the sums of all lanes to eight totals. */
+INLINE void add_to_totals(double *total, sums s) { EACH total[i % 8] += (double)s.at[i]; }
+
 /* ---- 16-bit values, nearest, ties to even ---- */
 
 INLINE void store_halves(uint16_t *p, floats v, int past_cache) {

@@ -1,43 +1,13 @@
 /* Everything a path is made of, once: the including file has chosen the target, the lanes and PATH (its name). */
-#include "../lanes/emit.h"
 #include "../path.h"
-
-/* Adding a type: its kernel here, and its row in types.def. */
-#include "../kernels/iq1_m.h"
-#include "../kernels/iq1_s.h"
-#include "../kernels/iq2_s.h"
-#include "../kernels/iq2_xs.h"
-#include "../kernels/iq2_xxs.h"
-#include "../kernels/iq3_s.h"
-#include "../kernels/iq3_xxs.h"
-#include "../kernels/iq4_nl.h"
-#include "../kernels/iq4_xs.h"
-#include "../kernels/mxfp4.h"
-#include "../kernels/nvfp4.h"
-#include "../kernels/plain.h"
-#include "../kernels/q1_0.h"
-#include "../kernels/q2_0.h"
-#include "../kernels/q2_k.h"
-#include "../kernels/q3_k.h"
-#include "../kernels/q4_0.h"
-#include "../kernels/q4_1.h"
-#include "../kernels/q4_k.h"
-#include "../kernels/q5_0.h"
-#include "../kernels/q5_1.h"
-#include "../kernels/q5_k.h"
-#include "../kernels/q6_k.h"
-#include "../kernels/q8_0.h"
-#include "../kernels/q8_1.h"
-#include "../kernels/q8_k.h"
-#include "../kernels/tq1_0.h"
-#include "../kernels/tq2_0.h"
+#include "kernels.h"
 
 /* The only loops over blocks. Only bfloats, and of most lanes, gain from knowing that scales are finite. */
 #define ASKS(dtype) ((dtype) == GGUFX_BF16 && FINITE_IS_FASTER)
 #define RUN(name, dtype, past, values, size, item, is_finite)                                                          \
     for (; units && (!ASKS(dtype) || finite_##name((const void *)src) == (is_finite));                                 \
          units--, src += (size), y += (values) * (item))                                                               \
-    decode_##name((const void *)src, (sink){y, dtype, past, is_finite})
+    decode_##name((const void *)src, array_sink(y, dtype, past, is_finite))
 #define ROWS(name, suffix, dtype, past, values, size, item)                                                            \
     static void rows_##name##_##suffix(const uint8_t *src, void *dst, size_t units) {                                  \
         char *y = dst;                                                                                                 \

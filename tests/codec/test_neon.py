@@ -1,7 +1,7 @@
 """The aarch64 kernels under an emulator, and every C source under each compiler's warnings.
 
 tests/neon/check.c is compiled together with csrc/, statically, and compares paths `neon` and `scalar` with records
-written here: blocks with the reference's values, rows with ggml's bytes.
+written here: blocks with the reference's values, rows with ggml's bytes, and rows with their exact products.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from conftest import VECTORS
 from oracle import BLOCK_TYPES
 from samples import blocks_of, specified
 
+import ggufx
 from ggufx import QType
 from ggufx.codec.encode import _overflows
 from ggufx.codec.reference.lattice import LATTICES, lattice
@@ -29,7 +30,7 @@ CSRC = ROOT / "csrc"
 SOURCES = sorted([*CSRC.glob("*.c"), *CSRC.glob("paths/*.c")])
 FLAGS = ["-std=c11", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
 HEADER = "<16s12I"
-DECODE, ENCODE = 0, 1
+DECODE, ENCODE, MULTIPLY = 0, 1, 2
 
 pytestmark = pytest.mark.skipif(not SOURCES, reason="csrc/ is not here: not a source tree")
 
@@ -86,12 +87,26 @@ def encode_records() -> Iterator[bytes]:
                     yield encode_record(qtype, x, imatrix, frozen[f"{qtype.name}.{kind}"])
 
 
+def product_record(qtype: QType) -> bytes:
+    """Packed rows, rows of x, the products in float64 and the sums of their magnitudes."""
+    rng = np.random.default_rng(int(qtype))
+    width = 768 if qtype.is_quantized else 197
+    values = rng.standard_normal((5, width)).astype(np.float32)
+    packed = ggufx.quantize(values, qtype, imatrix=np.ones(width, np.float32) if qtype.is_quantized else None)
+    x = rng.standard_normal((6, width)).astype(np.float32)
+    w, rows = ggufx.dequantize(packed, qtype, path="numpy").astype(np.float64), x.astype(np.float64)
+    exact = np.stack([rows @ w.T, np.abs(rows) @ np.abs(w).T], axis=-1)
+    first = header(qtype, MULTIPLY, 5, width, tables=(6, 0, 0, 0))
+    return b"".join([first, packed.tobytes(), x.tobytes(), exact.tobytes()])
+
+
 @pytest.fixture(scope="module")
 def records(tmp_path_factory, golden) -> Path:
     path = tmp_path_factory.mktemp("records") / "records"
     with open(path, "wb") as f:
         f.writelines(decode_records(golden))
         f.writelines(encode_records())
+        f.writelines(product_record(qtype) for qtype in [QType.F32, QType.F16, QType.BF16, *BLOCK_TYPES])
     return path
 
 
@@ -129,7 +144,7 @@ def check(command: list[object]) -> str:
 
 def test_bits_and_bytes(program, toolchain, records):
     told = check([*toolchain[1], program, records, "neon", "scalar"])
-    expected = 3 + len(BLOCK_TYPES) + 2 * len(BLOCK_TYPES) - 5  # five quantizing calls are ggml's to refuse
+    expected = 2 * (3 + len(BLOCK_TYPES)) + 2 * len(BLOCK_TYPES) - 5  # five quantizing calls are ggml's to refuse
     assert told.startswith(f"{expected} records, "), told
 
 
@@ -144,8 +159,15 @@ def test_differences_are_found(program, toolchain, tmp_path, golden):
     """The comparison itself, given one wrong bit of a value or of a quantized byte."""
     decoded = bytearray(decode_record(QType.Q6_K, golden["Q6_K.raw"][:40]))
     encoded = bytearray(encode_record(QType.Q8_0, np.eye(3, 64, dtype=np.float32), None, np.zeros((3, 68), np.uint8)))
-    for record, told in ((decoded, "wrong bits: path scalar, type Q6_K, dtype bfloat16"), (encoded, "wrong bytes: ")):
-        record[-1] ^= 0x80  # a sign of the last value; the encoder's bytes are wrong throughout
+    multiplied = bytearray(product_record(QType.Q4_K))
+    for record, told in (
+        (decoded, "wrong bits: path scalar, type Q6_K, dtype bfloat16"),
+        (encoded, "wrong bytes: "),
+        (multiplied, "wrong product: "),
+    ):
+        record[-1] ^= (
+            0x80  # a sign of the last value, or of what errors are measured by; the bytes are wrong throughout
+        )
         (tmp_path / "record").write_bytes(record)
         command = [str(part) for part in (*toolchain[1], program, tmp_path / "record", "scalar")]
         run = subprocess.run(command, capture_output=True, text=True)

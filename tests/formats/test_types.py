@@ -80,9 +80,9 @@ def test_c_table():
 
 
 def test_kernels_are_included():
-    template = source("csrc/paths/template.h")
+    kernels = source("csrc/paths/kernels.h")
     for kernel in (ROOT / "csrc" / "kernels").glob("*.h"):
-        assert f'#include "../kernels/{kernel.name}"' in template, f"include {kernel.name} in csrc/paths/template.h"
+        assert f'#include "../kernels/{kernel.name}"' in kernels, f"include {kernel.name} in csrc/paths/kernels.h"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
  *
  * Every decoder runs cached and streamed, from and to any alignment, with sources and outputs that begin or end at a
  * forbidden page, with the floating-point control as it comes and flushing subnormals. Every encoder runs with and
- * without the check for finite values. The first difference is told, and makes the exit status 1. */
+ * without the check for finite values. Products are of one row, of all, and of numbers of rows between. The first
+ * difference is told, and makes the exit status 1. */
 #define _DEFAULT_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,16 +15,16 @@
 
 #include "../../csrc/ggufx.h"
 
-enum { DECODE, ENCODE };
+enum { DECODE, ENCODE, MULTIPLY };
 
 typedef struct {
     char name[16];
     uint32_t kind, type;
     uint32_t values, bytes; /* of a block */
-    uint32_t count;         /* blocks to decode, or rows to quantize */
+    uint32_t count;         /* blocks to decode, or rows to quantize or to multiply with */
     uint32_t width;         /* of a row */
     uint32_t weighted;      /* whether an importance of each column follows the rows */
-    uint32_t tables[4];     /* bytes of each part of a codebook, 0 where there is none */
+    uint32_t tables[4];     /* bytes of each part of a codebook, 0 where there is none; of products, rows of x first */
     uint32_t overflowed;    /* blocks whose scale is infinite */
 } record;
 
@@ -185,6 +186,38 @@ static void encode(int path, const char *name, const record *r, const uint8_t *r
     }
 }
 
+/* ---- products: no further from the exact ones than 1e-6 of the sum of magnitudes, whatever rows come together */
+
+static void multiply(int path, const char *name, const record *r, const uint8_t *packed, const uint8_t *rows,
+                     const uint8_t *exact, room src, room left, room dst) {
+    const size_t all = r->tables[0], count = r->count;
+    const size_t bytes = count * (r->width / r->values * r->bytes), row = r->width * 4;
+    for (size_t m = 1; m <= all; m++) {
+        uint8_t *const in = place(src, bytes, m & 1 ? -1 : 3);
+        float *const x = (float *)place(left, m * row, -1), *const out = (float *)place(dst, m * count * 4, -1);
+        memcpy(in, packed, bytes);
+        memcpy(x, rows, m * row);
+        memset(dst.first, 0xA5, dst.size);
+        ggufx_matmul(path, (int)r->type, x, m, r->width, in, count, out, count);
+        for (uint8_t *q = dst.first; q < (uint8_t *)out; q++)
+            if (*q != 0xA5) fail("wrote before the output", name, r, "");
+        for (size_t i = 0; i < m * count; i++) {
+            double want[2];
+            float alone;
+            memcpy(want, exact + 16 * i, 16);
+            char where[200];
+            snprintf(where, sizeof where, "%zu rows: product %zu of row %zu is %.9g, wanted %.9g", m, i % count,
+                     i / count, (double)out[i], want[0]);
+            const double off = (double)out[i] - want[0];
+            if (!(off <= 1e-6 * want[1] && -off <= 1e-6 * want[1])) fail("wrong product", name, r, where);
+            ggufx_matmul(path, (int)r->type, x + i / count * r->width, 1, r->width, in + i % count * (bytes / count), 1,
+                         &alone, 1);
+            if (memcmp(&alone, out + i, 4)) fail("a product depends on its company", name, r, where);
+        }
+        comparisons += m * count;
+    }
+}
+
 /* ---- records */
 
 static int find_path(const char *name) {
@@ -229,6 +262,14 @@ int main(int argc, char **argv) {
             for (int d = 0; d < GGUFX_DTYPES; d++) parts[d] = at, at += n * items[d];
             const room src = make_room((size_t)r.count * r.bytes + 64), dst = make_room(n * 4 + 128);
             for (int i = 2; i < argc; i++) decode(find_path(argv[i]), argv[i], &r, blocks, parts, src, dst);
+        } else if (r.kind == MULTIPLY) {
+            const size_t bytes = r.count * (r.width / r.values * r.bytes), row = r.width * 4, m = r.tables[0];
+            parts[0] = at, at += bytes;
+            parts[1] = at, at += m * row;
+            parts[2] = at, at += m * r.count * 16;
+            const room src = make_room(bytes + 3), left = make_room(m * row), dst = make_room(m * r.count * 4);
+            for (int i = 2; i < argc; i++)
+                multiply(find_path(argv[i]), argv[i], &r, parts[0], parts[1], parts[2], src, left, dst);
         } else {
             const size_t n = (size_t)r.count * r.width, bytes = n / r.values * r.bytes;
             const void *lattice[4];
