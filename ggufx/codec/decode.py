@@ -14,9 +14,10 @@ import numpy.typing as npt
 from ..errors import GGUFError
 from ..formats.tensor_types import NUMERIC_DTYPES, SWAP_FIELDS, QType
 from . import dispatch
+from .arrays import check_layout, refuse_masked
 from .threads import run, thread_count
 
-__all__ = ["dequantize", "swap_bytes"]
+__all__ = ["check_out", "dequantize", "output_dtype", "swap_bytes"]
 
 
 def _stream_bytes() -> int:
@@ -104,7 +105,8 @@ def output_dtype(dtype: object, qtype: QType) -> np.dtype[Any]:
 def _source(src: object) -> npt.NDArray[np.uint8]:
     """The bytes of src, shape (..., bytes per row), without a copy."""
     if isinstance(src, np.ndarray):
-        array = src
+        refuse_masked(src, "src")
+        array = np.asarray(src)
     else:
         try:
             view = memoryview(src)  # type: ignore[arg-type]
@@ -123,31 +125,53 @@ def _source(src: object) -> npt.NDArray[np.uint8]:
     return array if array.dtype == _UINT8 else array.view(np.uint8)
 
 
-def _check_out(out: object, shape: tuple[int, ...], qtype: QType, dtype: object) -> _Output:
-    if type(out) is not np.ndarray and not isinstance(out, np.ndarray):
-        raise TypeError(f"out must be a numpy array, not {type(out).__name__}")
-    asked = _output(dtype, qtype) if dtype is not None else None
-    found = _OUT_DTYPES.get(out.dtype) if out.dtype.isnative else None
-    if found is None and _is_bfloat16(out.dtype):
-        found = _Output(2, "bfloat16", out.dtype)
-    if found is None:
-        raise TypeError(f"out has dtype {out.dtype}; {qtype.name} decodes to native float32, float16 or bfloat16")
-    if asked is not None and asked.code != found.code:
-        raise TypeError(f"out has dtype {out.dtype}, but dtype={asked.name} was asked for")
-    _check_layout(out, shape)
+def check_out(out: object, shape: tuple[int, ...], qtype: QType, dtype: object = None, *, label: str = "") -> _Output:
+    """Refuse an `out` that can't take the decoded values exactly as they are.
+
+    Parameters
+    ----------
+    out : ndarray
+        Where the caller wants them.
+    shape : tuple of int
+        Their shape.
+    qtype, dtype
+        What is decoded, and the `dtype` argument that came with `out`.
+    label : str
+        What is being decoded, for messages.
+
+    Returns
+    -------
+    _Output
+        What `out` is to hold; no code belongs to integers, which no kernel decodes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming what is wrong with it.
+    """
+    of = f"{label}: " if label else ""
+    found: _Output | None
+    if qtype in _INTEGERS:
+        own = output_dtype(dtype, qtype)
+        found = _Output(-1, own.name, own)
+        if not isinstance(out, np.ndarray) or out.dtype != own or not out.dtype.isnative:
+            what = getattr(out, "dtype", None) or type(out).__name__
+            raise TypeError(f"{of}out must be a native {own} array for {qtype.name}, not {what}")
+    else:
+        if not isinstance(out, np.ndarray):
+            raise TypeError(f"{of}out must be a numpy array, not {type(out).__name__}")
+        asked = _output(dtype, qtype) if dtype is not None else None
+        found = _OUT_DTYPES.get(out.dtype) if out.dtype.isnative else None
+        if found is None and _is_bfloat16(out.dtype):
+            found = _Output(2, "bfloat16", out.dtype)
+        if found is None:
+            raise TypeError(
+                f"{of}out has dtype {out.dtype}; {qtype.name} decodes to native float32, float16 or bfloat16"
+            )
+        if asked is not None and asked.code != found.code:
+            raise TypeError(f"{of}out has dtype {out.dtype}, but dtype={asked.name} was asked for")
+    check_layout(out, shape, label=label)
     return found
-
-
-def _check_layout(out: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
-    flags = out.flags
-    if out.shape != shape:
-        raise ValueError(f"out has shape {out.shape}, the values have {shape}")
-    if not flags.c_contiguous:
-        raise ValueError("out isn't C-contiguous, and values are never copied behind the caller's back")
-    if not flags.writeable:
-        raise ValueError("out is read-only")
-    if not flags.aligned:
-        raise ValueError(f"out isn't aligned to its {out.itemsize}-byte items")
 
 
 def _logical_shape(
@@ -229,17 +253,18 @@ def _is_dtype(dtype: object, own: np.dtype[Any]) -> bool:
 
 
 def _integers(
-    raw: npt.NDArray[np.uint8], qtype: QType, shape: tuple[int, ...], dtype: object, out: Any, big: bool
+    raw: npt.NDArray[np.uint8],
+    qtype: QType,
+    shape: tuple[int, ...],
+    dtype: object,
+    out: npt.NDArray[Any] | None,
+    big: bool,
 ) -> npt.NDArray[Any]:
-    own = np.dtype(NUMERIC_DTYPES[qtype])
-    if dtype is not None and not _is_dtype(dtype, own):
-        raise TypeError(f"{qtype.name} holds integers, which keep their dtype {own}; {dtype!r} was asked for")
+    own = output_dtype(dtype, qtype)
     values = raw.reshape(-1).view(own.newbyteorder(">" if big else "<")).reshape(shape)
     if out is None:
         return values.astype(own)
-    if not isinstance(out, np.ndarray) or out.dtype != own or not out.dtype.isnative:
-        raise TypeError(f"out must be a native {own} array for {qtype.name}")
-    _check_layout(out, shape)
+    check_out(out, shape, qtype, dtype)
     if np.may_share_memory(raw, out):
         raise ValueError("out overlaps src")
     np.copyto(out, values)
@@ -315,7 +340,7 @@ def dequantize(
         wanted = _output(dtype, qtype)
         out = _new(dims, wanted.dtype, n)
     else:
-        wanted = _check_out(out, dims, qtype, dtype)
+        wanted = check_out(out, dims, qtype, dtype)
         if np.may_share_memory(raw, out):
             raise ValueError("out overlaps src")
     limit = 1 if n < 2 * VALUES_PER_THREAD and threads is None else thread_count(threads)

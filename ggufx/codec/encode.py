@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ..errors import GGUFError, GGUFWarning
 from ..formats.tensor_types import QType, row_nbytes
 from . import dispatch
+from .arrays import given_array
 from .threads import run, thread_count
 
 __all__ = ["NEEDS_IMATRIX", "QUANTIZABLE", "as_values", "importance_rows", "quantize", "quantize_quietly"]
@@ -62,7 +63,7 @@ class _Piece(NamedTuple):
 
 def as_values(x: npt.ArrayLike) -> npt.NDArray[Any]:
     """What :func:`quantize` takes as x, as an array, or an error."""
-    array = np.asarray(x)
+    array = given_array(x, "x")
     real = array.dtype.kind == "f" and array.dtype.itemsize in (2, 4, 8)
     if not real and (array.dtype.name, array.dtype.itemsize) != ("bfloat16", 2):
         hint = "; bfloat16 patterns must be decoded (QType.BF16) or viewed as such" if array.dtype == np.uint16 else ""
@@ -84,7 +85,7 @@ def _position(shape: tuple[int, ...], flat: int) -> str:
 
 def importance_rows(imatrix: npt.ArrayLike, shape: tuple[int, ...]) -> Floats:
     """Importance, checked against a shape of x, as (n, width) float32: one row, or one for each expert."""
-    given = np.asarray(imatrix)
+    given = given_array(imatrix, "imatrix")
     if given.dtype.kind not in "fiu" and given.dtype.name != "bfloat16":
         raise TypeError(f"imatrix must hold numbers, not {given.dtype}")
     if given.shape not in ((shape[-1],), (*shape[:-2], shape[-1])):
@@ -92,7 +93,7 @@ def importance_rows(imatrix: npt.ArrayLike, shape: tuple[int, ...]) -> Floats:
         raise ValueError(f"imatrix has shape {given.shape}; x of shape {shape} takes {wanted}")
     with np.errstate(all="ignore"):
         importance = np.ascontiguousarray(given, np.float32)
-    bad = np.flatnonzero(~(np.isfinite(importance) & (importance >= 0)))
+        bad = np.flatnonzero(~(np.isfinite(importance) & (importance >= 0)))
     if bad.size:
         at = _position(given.shape, bad[0])
         value = given.reshape(-1)[bad[0]]

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats.tensor_types import QType
+from .arrays import given_array
 from .decode import dequantize
 from .encode import as_values, importance_rows, quantize
 
@@ -65,15 +66,16 @@ class ErrorSums:
         importance : array_like, optional
             Weights, broadcast against `x`.
         """
-        exact = np.asarray(x, np.float64)
-        error = np.asarray(decoded, np.float64) - exact
+        exact = given_array(x, "x", np.float64)
+        error = given_array(decoded, "decoded", np.float64) - exact
         if not error.size:
             return
         squares = error * error
         self._count += error.size
         self._signal += float(np.sum(exact * exact))
         self._error += float(np.sum(squares))
-        self._weighted += float(np.sum(squares if importance is None else squares * np.asarray(importance, np.float64)))
+        weights = 1 if importance is None else given_array(importance, "importance", np.float64)
+        self._weighted += float(np.sum(squares * weights))
         self._largest = float(np.maximum(self._largest, np.max(np.abs(error))))  # keeps NaN
 
     def result(self) -> QuantError:

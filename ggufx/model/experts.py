@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..codec.decode import dequantize, output_dtype
+from ..codec.arrays import refuse_masked
+from ..codec.decode import output_dtype
 from ..errors import GGUFError, UnknownNameError
 from ..formats.tensor_types import QType
 from ..read.tensor import Tensor
+from .holding import holding
 from .layers import BufferPool
 
 if TYPE_CHECKING:
@@ -95,22 +97,18 @@ class ExpertStack(Sequence[Tensor]):
         if self._stacked is not None:
             return self._stacked.experts(chosen, out=out, dtype=dtype, threads=threads)
         shape, own = self.wanted(len(chosen), dtype)
+        refuse_masked(chosen, f"{self.tensors[0].label}: chosen experts")
         numbers = [index(k) for k in chosen]
         for k in numbers:
             if not 0 <= k < len(self):
                 raise IndexError(f"{self._parts[0].label}: there are {len(self)} experts, index {k} is out of range")
         if out is None:
             out = np.empty(shape, own)
-        elif not isinstance(out, np.ndarray):
-            raise TypeError(f"out must be a numpy array, not {type(out).__name__}")
-        elif out.shape != shape:
-            raise ValueError(f"out has shape {out.shape}, the values have {shape}")
-        elif not out.flags.c_contiguous:  # each expert's part of it can be
-            raise ValueError("out isn't C-contiguous, and values are never copied behind the caller's back")
-        for i, k in enumerate(numbers):
-            self._parts[k].dequantize(dtype, out[i, ...], threads)
-        if not numbers:  # still refuses a wrong dtype
-            dequantize(b"", QType(self.tensors[0].qtype), shape=shape, dtype=dtype, out=out)
+        else:
+            self._parts[0].check_out(out, shape, dtype)
+        with holding({k: self._parts[k] for k in numbers}.values(), {self.name: out}):
+            for i, k in enumerate(numbers):
+                self._parts[k].dequantize(dtype, out[i, ...], threads)
         return out
 
     def __repr__(self) -> str:
@@ -194,8 +192,9 @@ class MoELayer(Mapping[str, ExpertStack]):
             raise ValueError(f"out has parts {sorted(out)}, block {self.number} has {sorted(self._stacks)}")
         if out is None:
             out = BufferPool().take({part: s.wanted(len(chosen), dtype) for part, s in self._stacks.items()})
-        for part, stack in self._stacks.items():
-            stack.decode(chosen, out=out[part], dtype=dtype, threads=threads)
+        with holding((t for stack in self._stacks.values() for t in stack.tensors), out):
+            for part, stack in self._stacks.items():
+                stack.decode(chosen, out=out[part], dtype=dtype, threads=threads)
         return out
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@ from ..codec.decode import output_dtype
 from ..errors import UnknownNameError
 from ..formats.tensor_types import QType
 from ..read.tensor import Tensor
+from .holding import holding
 from .loading import ALIGN, INTEGERS, aligned_memory
 
 if TYPE_CHECKING:
@@ -150,11 +151,12 @@ class Layer(Mapping[str, Tensor]):
         if out is not None and out.keys() != self.keys():
             raise ValueError(f"out has {sorted(out)}, block {self.number} has {sorted(self)}")
         arrays = {} if out is None else out
-        for name, tensor in self.items():
-            own = None if tensor.qtype in INTEGERS else dtype
-            arrays[name] = tensor.dequantize(own, None if out is None else out[name], threads)
-            if drop:
-                tensor.advise("dontneed")
+        with holding(self.values(), out):
+            for name, tensor in self.items():
+                own = None if tensor.qtype in INTEGERS else dtype
+                arrays[name] = tensor.dequantize(own, None if out is None else out[name], threads)
+                if drop:
+                    tensor.advise("dontneed")
         return arrays
 
 

@@ -15,7 +15,8 @@ import tempfile
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -108,7 +109,6 @@ class RemoteSource(PieceSource):
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[npt.NDArray[np.uint8]]:
         """Fetch several ranges, several requests at a time; what two of them share is fetched once."""
-        self.check_open()
         spans = merged(ranges)
         buffers = [np.empty(stop - start, np.uint8) for start, stop in spans]
         parts = [
@@ -121,7 +121,8 @@ class RemoteSource(PieceSource):
             buffer, base, start, stop = part
             buffer[start - base : stop - base] = np.frombuffer(self._fetch(start, stop), np.uint8)
 
-        run(fetch, parts, max(1, min(CONNECTIONS, len(parts))))
+        with self.reading():
+            run(fetch, parts, max(1, min(CONNECTIONS, len(parts))))
         starts = [start for start, _ in spans]
         found = []
         for start, stop in ranges:
@@ -146,11 +147,6 @@ class RemoteSource(PieceSource):
                 "changed, or the server ignores ranges (download it first, or open it with download=True in Python)"
             )
         raise GGUFError(message)
-
-    def close(self) -> None:
-        """Forget the header; connections belong to fsspec."""
-        self.closed = True
-        self._header = b""
 
 
 class RemoteOpener:
@@ -262,14 +258,25 @@ class ObjectSource(PieceSource):
         if self.size == 0:
             raise GGUFError(f"{label}: the file is empty, a GGUF file was expected")
         self._file = file
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Have the file object for this thread alone: it has but one position."""
+        with self._alone(), super().reading():
+            yield
+
+    def _alone(self) -> AbstractContextManager[bool]:
+        if self._process != os.getpid():  # a forked child: another thread may have held the lock, and isn't here
+            self._process, self._lock = os.getpid(), threading.RLock()
+        return self._lock
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Read bytes `start` to `stop` into fresh memory."""
-        self.check_open()
         out = np.empty(stop - start, np.uint8)
         done = 0
-        with self._lock:
+        with self.reading():
             self._file.seek(start)
             while done < len(out):
                 piece = self._file.read(len(out) - done)
@@ -284,6 +291,7 @@ class ObjectSource(PieceSource):
         return out
 
     def close(self) -> None:
-        """Forget the header; the file object stays open."""
+        """Wait until nobody reads, for the file object may be closed next, and forget the header."""
         self.closed = True
-        self._header = b""
+        with self._alone():
+            super().close()

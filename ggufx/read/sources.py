@@ -10,10 +10,12 @@ import mmap
 import os
 import stat
 import sys
+import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 import numpy as np
 
@@ -52,6 +54,10 @@ class Source(ABC):
     closed: bool = False
     mapped: ClassVar[bool] = False
 
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self._readers: dict[int, int] = {}  # by thread, how deep in reading() it is
+
     @property
     @abstractmethod
     def header(self) -> HeaderBuffer:
@@ -69,9 +75,45 @@ class Source(ABC):
         """Read several ranges, at once where that is faster."""
         return [self.read(start, stop) for start, stop in ranges]
 
-    @abstractmethod
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keep the bytes within reach of this thread, whoever closes the source meanwhile: the last one out lets go.
+
+        Raises
+        ------
+        GGUFError
+            If the source is closed, unless this thread was in here before.
+        """
+        # No lock, which a fork or a signal handler could find taken: each thread changes its own entry only. Who enters
+        # is counted before it looks whether the source is closed, and close() looks for readers after it said so.
+        me = threading.get_ident()
+        inside = self._readers.get(me, 0)
+        self._readers[me] = inside + 1
+        try:
+            if self.closed and not inside:
+                self._refuse()
+            yield
+        finally:
+            if inside:
+                self._readers[me] = inside
+            else:
+                del self._readers[me]
+                if self.closed and not self._readers:
+                    self._release()
+
     def close(self) -> None:
-        """Let go of the bytes; later reads raise. Never raises, and may be called twice."""
+        """Let go of the bytes, once who is reading has done; new reads raise. Never raises, may be called twice."""
+        self.closed = True
+        if not self._readers:
+            self._release()
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Let go of the bytes; two threads may do it at once."""
+
+    def owns(self, array: npt.NDArray[Any]) -> bool:
+        """Whether an array lies in the very memory that is read from."""
+        return False
 
     def advise(self, hint: Hint, start: int, stop: int) -> None:  # noqa: B027
         """Tell the system how bytes `start` to `stop` will be used; a source without a map ignores it."""
@@ -81,9 +123,12 @@ class Source(ABC):
         self.close()
 
     def check_open(self) -> None:
-        """Raise GGUFError if the source is closed."""
-        if self.closed:
-            raise GGUFError(f"{self.label}: the file is closed")
+        """Raise GGUFError if the source is closed to this thread."""
+        if self.closed and threading.get_ident() not in self._readers:
+            self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise GGUFError(f"{self.label}: the file is closed")
 
     def __reduce__(self) -> Any:
         raise TypeError("an open GGUF file can't be pickled or copied; pass its path on and open it there")
@@ -129,6 +174,7 @@ class MapSource(Source):
     mapped = True
 
     def __init__(self, path: str | bytes | os.PathLike[Any], label: str, *, private: bool = False) -> None:
+        super().__init__(label)
         fd, self.size = open_regular(path, label)
         access = mmap.ACCESS_COPY if private else mmap.ACCESS_READ
         try:
@@ -139,7 +185,6 @@ class MapSource(Source):
                 self._map = mmap.mmap(fd, self.size, access=access)
         finally:
             os.close(fd)
-        self.label = label
         self._private = private
         self._alive = weakref.ref(self._map)
         self._bytes: npt.NDArray[np.uint8] | None = np.frombuffer(self._map, np.uint8)
@@ -147,10 +192,11 @@ class MapSource(Source):
     @property
     def header(self) -> mmap.mmap:
         """The map itself."""
-        if self._map is None:
-            self.check_open()
-            raise AssertionError
-        return self._map
+        self.check_open()
+        held = self._map
+        if held is None:  # closed just now
+            self._refuse()
+        return held
 
     @property
     def is_mapped(self) -> bool:
@@ -159,14 +205,22 @@ class MapSource(Source):
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Bytes `start` to `stop`: a view over the map."""
-        if self._bytes is None:
+        held = self._bytes
+        if held is None or self.closed:
             self.check_open()
-            raise AssertionError
-        return self._bytes[start:stop]
+            if held is None:
+                self._refuse()
+        return held[start:stop]
+
+    def owns(self, array: npt.NDArray[Any]) -> bool:
+        """Whether an array lies in the map."""
+        held = self._bytes
+        return held is not None and np.may_share_memory(held, array)
 
     def advise(self, hint: Hint, start: int, stop: int) -> None:
         """Pass a hint on to the system, for whole pages inside the range."""
-        if self._map is None or not hasattr(mmap, "MADV_NORMAL"):
+        held = self._map
+        if held is None or not hasattr(mmap, "MADV_NORMAL"):
             return
         if hint == "dontneed":
             if self._private:  # dropping such a page would lose what was written to it
@@ -175,7 +229,7 @@ class MapSource(Source):
             stop = stop if stop == self.size else stop // mmap.PAGESIZE * mmap.PAGESIZE
         start = start // mmap.PAGESIZE * mmap.PAGESIZE
         if start < stop:
-            self._map.madvise(getattr(mmap, f"MADV_{hint.upper()}"), start, stop - start)
+            held.madvise(getattr(mmap, f"MADV_{hint.upper()}"), start, stop - start)
 
     def abandon(self) -> None:
         """Close, and unmap at once."""
@@ -184,9 +238,8 @@ class MapSource(Source):
         if held is not None:
             held.close()
 
-    def close(self) -> None:
+    def _release(self) -> None:
         """Drop this reference to the map."""
-        self.closed = True
         self._map = None
         self._bytes = None
 
@@ -198,7 +251,7 @@ class PieceSource(Source):
     first: ClassVar[int] = 1 << 18
 
     def __init__(self, label: str, size: int) -> None:
-        self.label = label
+        super().__init__(label)
         self.size = size
         self._header = b""
 
@@ -217,33 +270,39 @@ class PieceSource(Source):
         stop = min(max(wanted + wanted // 16 + self.first // 4, have * 5 // 4), self.size)
         self._header += self.read(have, stop).tobytes()
 
+    def _release(self) -> None:
+        """Forget the header."""
+        self._header = b""
+
 
 class FileSource(PieceSource):
     """A file read with ordinary reads; nothing is mapped."""
 
     def __init__(self, path: str | bytes | os.PathLike[Any], label: str) -> None:
-        self._fd, size = open_regular(path, label)
+        fd, size = open_regular(path, label)
+        self._descriptor = [fd]  # taken out by whoever closes it, which pop() lets but one do
         super().__init__(label, size)
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Bytes `start` to `stop`, read into fresh memory."""
-        self.check_open()
         out = np.empty(stop - start, np.uint8)
         view = memoryview(out)  # type: ignore[arg-type]
         done = 0
-        while done < len(view):
-            got = os.preadv(self._fd, [view[done:]], start + done)
-            if not got:
-                raise GGUFError(f"{self.label}: the file became shorter while it was open")
-            done += got
+        with self.reading():
+            fd = self._descriptor[0]
+            while done < len(view):
+                got = os.preadv(fd, [view[done:]], start + done)
+                if not got:
+                    raise GGUFError(f"{self.label}: the file became shorter while it was open")
+                done += got
         return out
 
-    def close(self) -> None:
+    def _release(self) -> None:
         """Close the descriptor."""
-        if not self.closed:
-            self.closed = True
-            os.close(self._fd)
+        super()._release()
+        with suppress(IndexError, OSError):
+            os.close(self._descriptor.pop())
 
     def __del__(self) -> None:
-        if getattr(self, "_fd", None) is not None:
-            self.close()
+        if hasattr(self, "_descriptor"):
+            self._release()

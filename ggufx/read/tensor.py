@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from ..codec.decode import dequantize, output_dtype
+from ..codec.arrays import given_array
+from ..codec.decode import check_out, dequantize, output_dtype
 from ..errors import GGUFError
 from ..formats.tensor_types import NUMERIC_DTYPES, QType, row_nbytes
 from .slices import locate, reshaped
@@ -162,6 +164,8 @@ class Tensor:
             If the type is unknown or has no decoder, the file is closed, or the tensor has a :attr:`problem`.
         """
         self.check_readable()
+        if out is not None:
+            self.check_out(out, self.shape, dtype)
         return dequantize(
             self.packed(),
             self.qtype,
@@ -187,6 +191,28 @@ class Tensor:
             )
         if self.problem is not None:
             raise GGUFError(f"{self.problem}; it can't be read")
+
+    def check_out(self, out: object, shape: tuple[int, ...], dtype: npt.DTypeLike | str | None) -> None:
+        """Refuse an `out` that can't take values of this tensor, or lies in the memory that they come from.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the tensor.
+        """
+        check_out(out, shape, QType(self.qtype), dtype, label=self.label)
+        self.refuse_own(out)
+
+    def refuse_own(self, out: Any) -> None:
+        """Raise ValueError if an array lies in the memory that the file is read from."""
+        if self._source.owns(out):
+            raise ValueError(
+                f"{self.label}: out lies in the file's own memory, which is read; decode into another array"
+            )
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Keep the file open to this thread for a call that reads several times, whoever closes it meanwhile."""
+        return self._source.reading()
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
@@ -284,7 +310,7 @@ class Tensor:
         if not self.ggml_shape:
             raise GGUFError(f"{self.label} has no dimensions to take entries of")
         count, item = self.shape[0], self.shape[1:]
-        chosen = np.asarray(indices)
+        chosen = given_array(indices, f"{self.label}: indices")
         if chosen.size == 0:
             chosen = chosen.astype(np.intp)
         if chosen.dtype.kind not in "iu":
@@ -301,12 +327,10 @@ class Tensor:
         shape = (*chosen.shape, *item)
         if out is None:
             out = np.empty(shape, output_dtype(dtype, kind))
-        elif not isinstance(out, np.ndarray):
-            raise TypeError(f"out must be a numpy array, not {type(out).__name__}")
-        elif out.shape != shape:
-            raise ValueError(f"out has shape {out.shape}, the values have {shape}")
-        elif not out.flags.c_contiguous:
-            raise ValueError("out isn't C-contiguous, and values are never copied behind the caller's back")
+        else:
+            self.check_out(out, shape, dtype)
+            if np.may_share_memory(chosen, out):
+                raise ValueError(f"{self.label}: out overlaps the indices")
         flat = (chosen.astype(np.int64) % max(count, 1)).reshape(-1)
         each = values // kind.block_size * kind.block_bytes
         target = out.reshape(len(flat), *item) if item else out.reshape(-1)
@@ -320,9 +344,10 @@ class Tensor:
         if not self._source.mapped:
             ranges = [(self.offset + i * each, self.offset + (i + 1) * each) for i in flat.tolist()]
             batch = max(1, GATHER_BYTES // max(each, 1))
-            for first in range(0, len(flat), batch):
-                for i, packed in enumerate(self._source.read_ranges(ranges[first : first + batch]), first):
-                    decode(packed, i, i + 1)
+            with self.reading():
+                for first in range(0, len(flat), batch):
+                    for i, packed in enumerate(self._source.read_ranges(ranges[first : first + batch]), first):
+                        decode(packed, i, i + 1)
         elif each >= DIRECT_BYTES:
             packed = self.packed()
             for i, k in enumerate(flat.tolist()):
@@ -333,8 +358,6 @@ class Tensor:
             batch = max(1, GATHER_BYTES // max(each, 1))
             for first in range(0, len(flat), batch):
                 decode(entries[flat[first : first + batch]], first, min(first + batch, len(flat)))
-        if not len(flat):
-            decode(np.empty(0, np.uint8), 0, 0)  # still refuses a wrong dtype
         return out
 
     def expert(self, k: int) -> Tensor:
@@ -364,9 +387,10 @@ class Tensor:
         Only their bytes are read. Arguments as for :meth:`take`, but a negative index is refused.
         """
         self.check_stack()
+        numbers = given_array(chosen, f"{self.label}: chosen experts")
         if any(index(k) < 0 for k in chosen):
             raise IndexError(f"{self.label} has experts 0 to {self.shape[0] - 1}, not {min(chosen)}")
-        return self.take(np.asarray(chosen, np.int64), out=out, dtype=dtype, threads=threads)
+        return self.take(numbers, out=out, dtype=dtype, threads=threads)
 
     def check_stack(self) -> None:
         """Raise GGUFError if this isn't a stack of experts."""

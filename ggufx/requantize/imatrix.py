@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ..codec.arrays import given_array
 from ..errors import GGUFError, GGUFWarning
 from ..read.reader import GGUFFile
 from ..read.reader import open as open_gguf
@@ -33,6 +34,9 @@ CHUNK_SIZE: Final = 512
 
 # The longest tensor name accepted from a .dat file.
 _MAX_NAME: Final = 65535
+
+# Beyond this, float32 and float64 counts don't fit the integers they become.
+_MAX_COUNT: Final = 1 << 62
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -56,7 +60,8 @@ class Entry:
         """Mean squared activations, float32 (n, width); 1 for experts that never fired."""
         fired = self.counts > 0
         divisor = np.where(fired, self.counts, 1).astype(np.float32)
-        means = self.sums.astype(np.float32) / divisor[:, None]
+        with np.errstate(all="ignore"):
+            means: npt.NDArray[np.float32] = np.divide(given_array(self.sums, "sums", np.float32), divisor[:, None])
         means[~fired] = 1
         return means
 
@@ -160,7 +165,8 @@ class ImportanceMatrix(Mapping[str, "npt.NDArray[np.float32]"]):
                     raise GGUFError(f"importance of {name!r} has {sizes}")
                 # One count for all experts (the .dat form) stands for each of them.
                 n = max(len(have.counts), len(entry.counts))
-                sums = have.sums.reshape(n, -1) + entry.sums.reshape(n, -1)
+                with np.errstate(all="ignore"):
+                    sums = have.sums.reshape(n, -1) + entry.sums.reshape(n, -1)
                 merged.entries[name] = Entry(sums, have.counts + entry.counts)
             merged.datasets += matrix.datasets
             merged.chunk_count += matrix.chunk_count
@@ -194,7 +200,10 @@ class ImportanceMatrix(Mapping[str, "npt.NDArray[np.float32]"]):
             out.set("imatrix.chunk_size", self.chunk_size, "uint32")
             for name in sorted(self.entries):
                 entry = self.entries[name]
-                out.add(f"{name}.in_sum2", np.ascontiguousarray(entry.sums, np.float32))
+                sums = given_array(entry.sums, f"importance of {name!r}", np.float32)
+                if not np.isfinite(sums).all():
+                    raise GGUFError(f"importance of {name!r}: a sum is too large for the file's float32")
+                out.add(f"{name}.in_sum2", np.ascontiguousarray(sums))
                 out.add(f"{name}.counts", entry.counts.astype(np.float32)[:, None])
 
     def _save_dat(self, path: str) -> None:
@@ -202,7 +211,10 @@ class ImportanceMatrix(Mapping[str, "npt.NDArray[np.float32]"]):
         pieces = [struct.pack("<i", len(live))]
         for name, entry in live.items():
             calls = int(-(-entry.counts.max() // self.chunk_size))
-            values = entry.means() * np.float32(calls)
+            with np.errstate(all="ignore"):
+                values = entry.means() * np.float32(calls)
+            if not np.isfinite(values).all():
+                raise GGUFError(f"importance of {name!r}: a sum is too large for the file's float32")
             encoded = name.encode("utf-8", "surrogateescape")
             pieces.append(struct.pack(f"<i{len(encoded)}sii", len(encoded), encoded, calls, values.size))
             pieces.append(values.astype("<f4").tobytes())
@@ -244,11 +256,12 @@ def load(path: str | os.PathLike[str], *more: str | os.PathLike[str], chunk_size
 def _load_one(path: str, chunk_size: int) -> ImportanceMatrix:
     with open(path, "rb") as f:
         magic = f.read(4)
-    if magic == b"GGUF":
-        with open_gguf(path) as gguf:
-            return _from_gguf(gguf, path)
-    with open(path, "rb") as f:
-        return _from_dat(f.read(), path, chunk_size)
+    with np.errstate(all="ignore"):  # whatever the file holds is checked, and told by its name
+        if magic == b"GGUF":
+            with open_gguf(path) as gguf:
+                return _from_gguf(gguf, path)
+        with open(path, "rb") as f:
+            return _from_dat(f.read(), path, chunk_size)
 
 
 def _checked(path: str, name: str, sums: Floats, counts: npt.NDArray[Any]) -> Entry:
@@ -259,6 +272,8 @@ def _checked(path: str, name: str, sums: Floats, counts: npt.NDArray[Any]) -> En
                 f"{path}: importance of {name!r} has a {what} of {values.reshape(-1)[bad[0]]} at {int(bad[0])}; finite "
                 f"{what}s of at least 0 were expected"
             )
+    if counts.max(initial=0) > _MAX_COUNT:
+        raise GGUFError(f"{path}: importance of {name!r} has a count of {counts.max()}, which is no number of rows")
     return Entry(sums, counts.astype(np.int64))
 
 
@@ -380,11 +395,11 @@ class Accumulator:
         if not np.ndim(x):
             raise ValueError(f"{name!r}: activations have no dimension, (..., width) was expected")
         if experts is None:
-            squares, rows = _squares(x)
+            squares, rows = _squares(x, name)
             self._include(name, squares[None], np.array([rows]))
             return
-        ids = np.asarray(_on_cpu(experts))
-        values = np.asarray(_on_cpu(x), np.float64)
+        ids = given_array(_on_cpu(experts), f"experts of {name!r}")
+        values = given_array(_on_cpu(x), f"activations of {name!r}", np.float64)
         given = values.shape
         values = values.reshape(math.prod(given[:-1]), given[-1])
         if ids.shape not in (given[:-1], (len(values),)) and math.prod(ids.shape[:-1]) != len(values):
@@ -399,12 +414,13 @@ class Accumulator:
         if ids.size and not 0 <= ids.min() <= ids.max() < n_experts:
             raise ValueError(f"{name!r}: expert {ids.min()} to {ids.max()}, 0 to {n_experts - 1} was expected")
         sums = np.zeros((n_experts, values.shape[1]))
-        np.add.at(sums, ids.reshape(-1), np.repeat(values * values, ids.shape[1], 0))
+        with np.errstate(all="ignore"):  # what overflows is refused below
+            np.add.at(sums, ids.reshape(-1), np.repeat(values * values, ids.shape[1], 0))
         self._include(name, sums, np.bincount(ids.reshape(-1), minlength=n_experts))
 
     def _include(self, name: str, sums: npt.NDArray[np.float64], counts: npt.NDArray[np.int64]) -> None:
         if not np.isfinite(sums).all():
-            column = int(np.flatnonzero(~np.isfinite(sums.sum(0)))[0])
+            column = int(np.flatnonzero(~np.isfinite(sums).all(0))[0])
             raise GGUFError(f"activations of {name!r}: column {column} isn't finite, or its square overflows")
         have = self._sums.get(name)
         if have is None:
@@ -412,7 +428,8 @@ class Accumulator:
             return
         if have.shape != sums.shape:
             raise ValueError(f"{name!r}: activations for {sums.shape} (experts, width), earlier {have.shape}")
-        have += sums
+        with np.errstate(all="ignore"):
+            have += sums
         self._counts[name] = self._counts[name] + counts
 
     def hook(self, name: str) -> Callable[..., None]:
@@ -468,11 +485,12 @@ def _on_cpu(x: Any) -> Any:
     return x
 
 
-def _squares(x: Any) -> tuple[npt.NDArray[np.float64], int]:
+def _squares(x: Any, name: str) -> tuple[npt.NDArray[np.float64], int]:
     """Sum of squares of each column, and the number of rows; on torch's device where x is there."""
     if hasattr(x, "detach"):
         rows = x.detach().reshape(-1, x.shape[-1])
         return rows.float().square().sum(0).cpu().numpy().astype(np.float64), len(rows)
-    values = np.asarray(x, np.float64)
+    values = given_array(x, f"activations of {name!r}", np.float64)
     values = values.reshape(math.prod(values.shape[:-1]), values.shape[-1])
-    return np.einsum("ij,ij->j", values, values), len(values)
+    with np.errstate(all="ignore"):  # what overflows is refused by the caller
+        return np.einsum("ij,ij->j", values, values), len(values)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..codec.arrays import given_array
 from ..errors import GGUFError, GGUFWarning
 from ..model.experts import SEPARATE, STACKED
 from .mixes import EMBEDDINGS
@@ -91,7 +92,7 @@ class Importance(NamedTuple):
             given = self._by_experts(name, shape)
         if given is None:
             return None
-        weights = np.ascontiguousarray(given, np.float32).reshape(-1)
+        weights = given_array(given, f"importance of {name!r}", np.float32).reshape(-1)
         experts = math.prod(shape[:-2]) if len(shape) > 2 else 1
         if weights.size != experts * shape[-1]:
             if name in EMBEDDINGS:

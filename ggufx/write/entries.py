@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..codec.arrays import given_array
 from ..errors import GGUFError
 from ..formats.tensor_types import QType, nbytes
 from ..read.tensor import Tensor
@@ -73,7 +74,7 @@ def _checked(name: str, given: Any, dims: tuple[int, ...], kind: QType) -> Any:
 def _little(name: str, piece: Any, dims: tuple[int, ...], kind: QType) -> Any:
     if not isinstance(piece, (np.ndarray, np.generic)):
         return piece
-    array = _unmasked(name, piece)
+    array = given_array(piece, f"tensor {name!r}")
     packed = array.dtype == np.uint8
     planned = _byte_shape(dims, kind) if packed else dims
     if not _fits_into(array.shape, planned):
@@ -119,19 +120,10 @@ def _dtype_name(kind: QType) -> str:
     return next((str(np.dtype(code)) for code, own in _FROM_DTYPE.items() if own is kind), "bfloat16 or uint16")
 
 
-def _unmasked(name: str, data: Any) -> np.ndarray[Any, Any]:
-    """An array without what a subclass adds; a mask has no place in a file."""
-    if isinstance(data, np.ma.MaskedArray):
-        hidden = int(np.count_nonzero(np.ma.getmaskarray(data)))
-        if hidden:
-            raise ValueError(f"tensor {name!r}: {hidden} of {data.size} values are masked; fill them first")
-    return np.asarray(data)
-
-
 def _from_array(name: str, data: Any, shape: Sequence[int] | None, kind: QType | None, byteorder: str) -> Entry:
     try:
         typed = isinstance(data, (np.ndarray, np.generic))
-        array = _unmasked(name, data) if typed else np.frombuffer(data, np.uint8)
+        array = given_array(data, f"tensor {name!r}") if typed else np.frombuffer(data, np.uint8)
     except TypeError:
         raise TypeError(
             f"tensor {name!r}: an array, a buffer, a tensor or a callable was expected, not {type(data).__name__}"
