@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..errors import GGUFError
 from ..formats.tensor_types import QType, row_nbytes
 from . import dispatch
-from .decode import _check_layout, _is_bfloat16, _qtype, _source, dequantize, swap_bytes
+from .decode import _check_layout, _is_bfloat16, _source, dequantize, swap_bytes
 from .threads import run, thread_count
 
 __all__ = ["matmul", "matmul_experts"]
@@ -73,13 +73,13 @@ def _blas_rows() -> int:
     return int(text)
 
 
-def _packed_rows(weight: Any, qtype: object, dims: int) -> tuple[_Rows, tuple[int, ...]]:
+def _packed_rows(weight: Any, qtype: QType | int | str | None, dims: int) -> tuple[_Rows, tuple[int, ...]]:
     """The rows of a tensor, or of blocks with a type, and their shape without the row's length."""
     if hasattr(weight, "check_readable"):  # a file's tensor; the rooms of files lie above this one
         weight.check_readable()
         kind, shape, label = weight.qtype, weight.shape, weight.label
-        if qtype is not None and _qtype(qtype) != kind:
-            raise ValueError(f"{label} is {kind.name}, but qtype={_qtype(qtype).name} was given")
+        if qtype is not None and QType.parse(qtype) != kind:
+            raise ValueError(f"{label} is {kind.name}, but qtype={QType.parse(qtype).name} was given")
         if kind in _INTEGERS:
             raise GGUFError(f"{label} holds integers ({kind.name}); block types and floats can be multiplied")
         if len(shape) != dims:
@@ -92,7 +92,7 @@ def _packed_rows(weight: Any, qtype: object, dims: int) -> tuple[_Rows, tuple[in
         return _Rows(packed, kind, shape[-1], weight.byte_order == "big", label), shape[:-1]
     if qtype is None:
         raise TypeError(f"weight must be a Tensor, or blocks with qtype=, not {type(weight).__name__} alone")
-    kind = _qtype(qtype)
+    kind = QType.parse(qtype)
     if kind in _INTEGERS:
         raise TypeError(f"{kind.name} holds integers; block types and floats can be multiplied")
     raw = weight if type(weight) is np.ndarray and weight.dtype == np.uint8 else _source(weight)
