@@ -13,7 +13,8 @@ import numpy.typing as npt
 from ..errors import GGUFError
 from ..formats.tensor_types import QType, row_nbytes
 from . import dispatch
-from .decode import _check_layout, _is_bfloat16, _source, dequantize, swap_bytes
+from .arrays import check_layout, refuse_masked
+from .decode import _is_bfloat16, _source, dequantize, swap_bytes
 from .threads import run, thread_count
 
 __all__ = ["matmul", "matmul_experts"]
@@ -110,12 +111,12 @@ def _packed_rows(weight: Any, qtype: QType | int | str | None, dims: int) -> tup
     return _Rows(packed, kind, blocks * kind.block_size, False, "weight"), raw.shape[:-1]
 
 
-def _activations(x: Any, width: int, label: str) -> Floats:
+def _activations(given: object, width: int, label: str) -> Floats:
     """The values of x as float32, C-contiguous and aligned; itself where it is that already."""
-    if not isinstance(x, np.ndarray):
-        raise TypeError(f"x must be a numpy array, not {type(x).__name__}")
-    if isinstance(x, np.ma.MaskedArray):
-        raise TypeError("x is a masked array; fill it first")
+    if not isinstance(given, np.ndarray):
+        raise TypeError(f"x must be a numpy array, not {type(given).__name__}")
+    refuse_masked(given, "x")
+    x: npt.NDArray[Any] = np.asarray(given)
     if not x.ndim or x.shape[-1] != width:
         raise GGUFError(f"x has shape {x.shape}, but rows of {label} have {width} values")
     flags = x.flags
@@ -132,14 +133,9 @@ def _activations(x: Any, width: int, label: str) -> Floats:
 def _result(out: Any, shape: tuple[int, ...], *read: npt.NDArray[Any]) -> Floats:
     if out is None:
         return np.empty(shape, np.float32)
-    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
-        raise TypeError(f"out must be a numpy array without a mask, not {type(out).__name__}")
-    if out.dtype != _FLOAT32:
+    if isinstance(out, np.ndarray) and out.dtype != _FLOAT32:
         raise TypeError(f"out has dtype {out.dtype}; results are native float32")
-    _check_layout(out, shape)
-    for array in read:
-        if np.may_share_memory(array, out):
-            raise ValueError("out overlaps what the call reads")
+    check_layout(out, shape, reads=read)
     return out
 
 
