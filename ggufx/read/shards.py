@@ -133,11 +133,19 @@ def open_set(first: GGUFFile, path: str, open_one: Callable[[str], GGUFFile], st
     opened: list[GGUFFile] = [first]
     problems: list[Problem] = []
 
-    def fault(kind: str, name: str, text: str) -> None:
-        problem = Problem(kind, name, f"{name}: {text}")
+    def note(problem: Problem) -> None:
         if strict:
             raise GGUFError(problem.message)
         problems.append(problem)
+
+    def fault(kind: str, name: str, text: str) -> None:
+        note(Problem(kind, name, f"{name}: {text}"))
+
+    def ambiguous(shard: GGUFFile, name: str, other: GGUFFile) -> None:
+        tensor = shard.tensors[name]  # the file keeps those it has made
+        if tensor.problem is None:
+            tensor.problem = f"{shard.path}: tensor {name!r} is in {other.path} too"
+            note(Problem("duplicate", name, tensor.problem))
 
     try:
         if match is None or shown is None:
@@ -169,12 +177,14 @@ def open_set(first: GGUFFile, path: str, open_one: Callable[[str], GGUFFile], st
             if (found := declared(shard, "no")) != i - 1:
                 fault("mismatch", name, f"its split.no is {found}, {i - 1} was expected (it is counted from 0)")
             shards.append(shard)
-        seen: dict[str, str] = {}
+        seen: dict[str, GGUFFile] = {}
         for shard in shards:
             for tensor in shard.tensors:
-                if tensor in seen:
-                    fault("duplicate", shard.path, f"tensor {tensor!r} is in {seen[tensor]} too")
-                seen.setdefault(tensor, shard.path)
+                other = seen.setdefault(tensor, shard)
+                if other is not shard:
+                    # Nothing says which of the two is meant, so neither can be read.
+                    for one, two in ((shard, other), (other, shard)):
+                        ambiguous(one, tensor, two)
         expected = declared(shards[0], "tensors.count")
         held = sum(len(shard.tensors) for shard in shards)
         if expected is not None and expected != held:

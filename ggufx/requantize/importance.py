@@ -109,7 +109,7 @@ class Importance(NamedTuple):
         if not names:
             return None
         if match := SEPARATE.fullmatch(name):
-            rows = np.asarray(self.weights[names[0]], np.float32).reshape(-1)
+            rows = given_array(self.weights[names[0]], f"importance of {names[0]!r}", np.float32).reshape(-1)
             if rows.size % shape[-1] or rows.size // shape[-1] <= int(match[3]):
                 raise GGUFError(
                     f"tensor {name!r}: the importance matrix has {rows.size} values for all experts "
@@ -118,7 +118,7 @@ class Importance(NamedTuple):
             return np.ascontiguousarray(rows.reshape(-1, shape[-1])[int(match[3])])
         stack = np.ones((shape[0], shape[-1]), np.float32)
         for other in names:
-            row = np.asarray(self.weights[other], np.float32).reshape(-1)
+            row = given_array(self.weights[other], f"importance of {other!r}", np.float32).reshape(-1)
             if row.size != shape[-1]:
                 raise GGUFError(
                     f"tensor {name!r}: the importance matrix has {row.size} values in {other!r}, "

@@ -159,3 +159,30 @@ def test_a_damaged_shard_is_named(tmp_path):
     with ggufx.open(tmp_path / name(1), strict=False) as f:
         assert [p.kind for p in f.problems] == ["outside"]
         assert np.asarray(f["t1.1"]).shape == (2, 32)
+
+
+@pytest.mark.parametrize("mode", ["r", "read"])
+def test_a_tensor_in_two_shards_is_in_neither(tmp_path, mode):
+    """Its shards give it different values, and nothing says which are meant."""
+    values = write(tmp_path, change={2: {"extra": ["t0.0"]}, 3: {"extra": ["t0.0"]}})
+    with ggufx.open(tmp_path / name(1), strict=False, mode=mode) as f:
+        found = [p for p in f.problems if p.kind == "duplicate"]
+        assert [p.name for p in found] == ["t0.0"] * 3
+        assert all(any(name(i) in p.message.partition(": ")[0] for p in found) for i in (1, 2, 3))
+        for shard in f.shards:
+            tensor = shard["t0.0"]
+            assert f"{shard.path}: tensor 't0.0' is in " in tensor.problem
+            for read in (
+                tensor.dequantize,
+                lambda t=tensor: t.data,
+                lambda t=tensor: t.take([0]),
+                lambda t=tensor: t[:1],
+            ):
+                with pytest.raises(GGUFError, match=r"tensor 't0\.0' is in .* too; it can't be read"):
+                    read()
+        assert f["t0.0"].problem
+        with pytest.raises(GGUFError, match=r"tensor 't0\.0' is in .* too; it can't be read"):
+            f["t0.0"].dequantize()
+        for other in values.keys() - {"t0.0"}:
+            assert f[other].problem is None
+            assert np.array_equal(f[other].dequantize(), values[other])
