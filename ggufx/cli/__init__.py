@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 
-from .terminal import printable
+from .terminal import printable, warnings_as_lines
 
 __all__ = ["main"]
 
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..errors import GGUFError
 
     try:
-        with _unwinding():
+        with _unwinding(), warnings_as_lines():
             return _dispatch(sys.argv[1:] if argv is None else argv)
     except BrokenPipeError:
         # Whoever read our output has enough. Python would complain once more when it flushes at exit.

@@ -25,7 +25,7 @@ from ..errors import GGUFError
 from ..formats.tensor_types import QType, nbytes
 from ..formats.value_types import ValueType
 from ..read.shards import shard_name
-from ..write.keys import check_key, check_tensor_name
+from ..write.keys import check_key, check_tensor_name, doubts
 from ..write.outfile import OutputFile, check_free_space
 from ..write.serialize import value_type
 from ..write.stream import padded
@@ -334,6 +334,9 @@ class GGUFWriter(GGUFFields):
         for key in (key for fields in self.kv_data for key in fields):
             check_key(key)
         self._check_alignment()
+        sizes = {name: info.nbytes for tensors in self.tensors for name, info in tensors.items()}
+        for doubt in doubts(sizes, self.split_max_size or None):
+            logger.warning("%s", doubt)
         self.open_output_file(path)
         fout = self._expect(WriterState.EMPTY)
         self.add_shard_kv_data()

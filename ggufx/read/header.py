@@ -80,7 +80,8 @@ class Problem(NamedTuple):
     Attributes
     ----------
     kind : str
-        ``"outside"``, ``"overlap"``, ``"duplicate"``, ``"shape"``, ``"misaligned"`` or ``"duplicate key"``.
+        ``"outside"``, ``"overlap"``, ``"duplicate"``, ``"shape"``, ``"misaligned"``, ``"duplicate key"`` or
+        ``"empty key"``.
     name : str
         The tensor or key.
     message : str
@@ -236,15 +237,20 @@ class _Parser:
             key = bytes(self.buf[at : self.pos]).decode("utf-8", "surrogateescape")
             where = f"metadata field {key!r}"
             field = self.field(self.integer(self.u32, where), where)
+            if not key and key not in fields:
+                self.key_problem("empty key", key, "a metadata field has a key of no bytes; llama.cpp aborts on it")
             if key in fields:
-                problem = Problem("duplicate key", key, f"{self.label}: {where} is there twice")
-                if self.strict:
-                    raise GGUFError(problem.message)
-                self.problems.append(problem)
+                self.key_problem("duplicate key", key, f"{where} is there twice")
             else:
                 fields[key] = field
             before = f"the metadata field after {key!r}"
         return fields
+
+    def key_problem(self, kind: str, key: str, text: str) -> None:
+        problem = Problem(kind, key, f"{self.label}: {text}")
+        if self.strict:
+            raise GGUFError(problem.message)
+        self.problems.append(problem)
 
     def field(self, kind: int, where: str) -> Field:
         begin = self.pos

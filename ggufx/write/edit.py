@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import errno
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import GGUFError
-from ..formats.value_types import ValueType
+from ..errors import GGUFError, GGUFWarning
+from ..formats.value_types import NUMBER_CODES, ValueType
 from ..read.header import Limits, NeedMore, read_header
 from ..read.reader import GGUFFile
 from ..read.reader import open as open_gguf
@@ -91,6 +92,11 @@ def edit(
     OSError
         EBUSY, if another edit of the file is going on.
 
+    Warns
+    -----
+    GGUFWarning
+        If the model would use more experts than it has.
+
     Notes
     -----
     In place, the replaced bytes are first saved beside the file; a process that is killed in between leaves them there,
@@ -134,7 +140,9 @@ def _planned(f: GGUFFile, changes: _Changes) -> bytes:
     """The header with the changes, checked by reading it."""
     layout = _layout(f)
     fields = {key: stored(f.metadata, key)[1] for key in f.metadata}
+    before = dict(fields)
     _apply(fields, f, layout, *changes)
+    _warn_of_experts(before, fields, layout)
     header = _header(f, layout, fields)
     size = len(header) + max(f.size - f.data_offset, 0)
     try:
@@ -178,6 +186,27 @@ def _apply(
         check_key(key)
         named = value_type(types[key]) if key in types else None
         fields[key] = encode_for(layout, key, value, named, declared.get(key) if named is None else None)
+
+
+def _warn_of_experts(before: Mapping[str, Encoded], after: Mapping[str, Encoded], layout: Layout) -> None:
+    """Warn of a change that has a model use more experts than it has, which llama.cpp refuses."""
+    arch = after.get("general.architecture")
+    if arch is None or arch.type is not ValueType.STRING:
+        return
+    name = arch.payload[layout.width :].decode("utf-8", "surrogateescape")
+    keys = (f"{name}.expert_used_count", f"{name}.expert_count")
+    used, count = (_number(after.get(key), layout) for key in keys)
+    if used is None or count is None or used <= count or all(before.get(key) == after.get(key) for key in keys):
+        return
+    warnings.warn(f"{keys[0]} is {used}, but {keys[1]} only {count}; llama.cpp refuses that", GGUFWarning, stacklevel=4)
+
+
+def _number(encoded: Encoded | None, layout: Layout) -> float | None:
+    code = None if encoded is None else NUMBER_CODES.get(encoded.type)
+    if encoded is None or code is None:
+        return None
+    number: float = np.frombuffer(encoded.payload, layout.order + code)[0].item()
+    return number
 
 
 def _layout(f: GGUFFile) -> Layout:

@@ -5,6 +5,7 @@ A key keeps its declared type, scalar or array, unless the caller names another,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,16 @@ from ..read.header import LONGEST_NAME
 from ..read.metadata import ArrayList, Metadata
 from .serialize import Encoded, Layout, describe
 
-__all__ = ["ALIGNMENT", "SPLIT_KEYS", "Declared", "check_key", "check_overridable", "check_tensor_name", "encode_for"]
+__all__ = [
+    "ALIGNMENT",
+    "SPLIT_KEYS",
+    "Declared",
+    "check_key",
+    "check_overridable",
+    "check_tensor_name",
+    "doubts",
+    "encode_for",
+]
 
 ALIGNMENT = "general.alignment"
 # Types and order as llama-quantize writes them.
@@ -23,6 +33,8 @@ SPLIT_KEYS = {
     "split.count": ValueType.UINT16,
     "split.tensors.count": ValueType.INT32,
 }
+# ggml keeps names in 64 bytes, the last of them a zero.
+LONGEST_GGML_NAME = 63
 # Readers ask for these types alone.
 FIXED = {ALIGNMENT: ValueType.UINT32, **SPLIT_KEYS}
 
@@ -69,7 +81,7 @@ def check_key(key: object) -> None:
     TypeError
         If it is no str, or empty.
     ValueError
-        If it is longer than the format allows, or has no UTF-8 form.
+        If it is longer than the format allows, has no UTF-8 form, or escapes bytes that are UTF-8.
     """
     _check_name("metadata key", key)
 
@@ -79,14 +91,37 @@ def check_tensor_name(name: object) -> None:
     _check_name("tensor name", name)
 
 
+def doubts(sizes: Mapping[str, int], limit: int | None) -> list[str]:
+    """What to tell of tensors that can be written all the same, from their names, bytes and the limit of a shard.
+
+    llama.cpp refuses long names, which other programs read; a tensor larger than the limit makes its shard so.
+    """
+    found = []
+    long = [name for name in sizes if len(name.encode("utf-8", "surrogateescape")) > LONGEST_GGML_NAME]
+    if long:
+        others = f" and {len(long) - 1} more tensor names are" if len(long) > 1 else " is"
+        found.append(f"tensor {long[0]!r}{others} longer than {LONGEST_GGML_NAME} bytes, which llama.cpp refuses")
+    large = [name for name, size in sizes.items() if limit is not None and size > limit]
+    if large:
+        name = max(large, key=sizes.__getitem__)
+        others = f" ({len(large)} tensors are over it)" if len(large) > 1 else ""
+        found.append(
+            f"tensor {name!r} alone has {sizes[name]} bytes, so its shard is larger than the limit of {limit}{others}"
+        )
+    return found
+
+
 def _check_name(what: str, name: object) -> None:
     if not isinstance(name, str) or not name:
         raise TypeError(f"a {what} is a non-empty str, not {name!r}")
     try:
-        size = len(name.encode("utf-8", "surrogateescape"))
+        raw = name.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         raise ValueError(f"{what} {name[:40]!r} has no UTF-8 form: {error.reason}") from None
-    if size > LONGEST_NAME:
+    if (plain := raw.decode("utf-8", "surrogateescape")) != name:
+        # Two spellings of one name would be two names to Python and the same bytes in the file.
+        raise ValueError(f"{what} {name[:40]!r} spells UTF-8 as escaped bytes; {plain[:40]!r} is the same name")
+    if len(raw) > LONGEST_NAME:
         raise ValueError(f"{what} {name[:40]!r}... is longer than {LONGEST_NAME} bytes")
 
 

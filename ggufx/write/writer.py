@@ -8,10 +8,12 @@ tensor however large the model is.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from ..errors import GGUFWarning
 from ..formats.tensor_types import QType
 from ..formats.value_types import ValueType
 from ..read.metadata import Metadata
@@ -19,7 +21,7 @@ from ..read.shards import shard_name
 from ..read.tensor import Tensor
 from ..sizes import count_of, size_of
 from .entries import make_entry
-from .keys import ALIGNMENT, SPLIT_KEYS, Declared, check_key, check_tensor_name, encode_for
+from .keys import ALIGNMENT, SPLIT_KEYS, Declared, check_key, check_tensor_name, doubts, encode_for
 from .serialize import Encoded, Layout, stored, value_type
 from .stream import Entry, PlannedFile, Progress, Stream, header_bytes, padded
 
@@ -289,6 +291,11 @@ class Writer:
         ValueError
             If the output is one of the inputs, or an earlier call failed.
 
+        Warns
+        -----
+        GGUFWarning
+            If tensor names are longer than llama.cpp takes, or a tensor alone is over the size limit of a shard.
+
         Notes
         -----
         A second call, or one after :meth:`abort`, writes nothing and returns no paths.
@@ -298,6 +305,9 @@ class Writer:
                 raise ValueError(f"{self.path}: writing it failed, so there is no file; begin with a new writer")
             return []
         self._closed = self._failed = True
+        sizes = {name: padded(entry.nbytes, self.alignment) for name, entry in self._entries.items()}
+        for doubt in doubts(sizes, self.split_max_bytes):
+            warnings.warn(doubt, GGUFWarning, stacklevel=2)
         stream = Stream(self.plan(), self.alignment, inputs=self._inputs, sync=self.sync, progress=self.progress)
         try:
             while stream.next is not None:

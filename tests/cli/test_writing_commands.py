@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -282,3 +283,12 @@ def test_split_merge_endian(cli, model: Path, tmp_path: Path) -> None:
     assert cli("split", model, tmp_path / "part")[0] == 2
     assert cli("merge", model, tmp_path / "x.gguf")[0] == 1
     assert "Q4_K_M" in cli("plan", shards[0])[1]
+
+
+def test_a_shard_over_its_limit_is_told(cli, model: Path, tmp_path: Path) -> None:
+    code, text, err = cli("split", model, tmp_path / "part", "--max-size", "1KiB")
+    assert code == 0
+    assert re.match(
+        r"ggufx: warning: tensor '.*' alone has \d+ bytes, so its shard is larger than the limit of 1024", err
+    )
+    assert len(text.splitlines()) > 1

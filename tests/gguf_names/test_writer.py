@@ -402,6 +402,15 @@ def test_data_in_another_order_than_planned_is_refused(
     w.close()
 
 
+def test_what_can_be_written_all_the_same_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    w = GGUFWriter(tmp_path / "m.gguf", "llama", split_max_size=40)
+    w.add_tensor("n" * 64, np.zeros(4, np.float32))
+    w.add_tensor("large", np.zeros(20, np.float32))
+    finish(w)
+    assert "longer than 63 bytes, which llama.cpp refuses" in caplog.text
+    assert "'large' alone has 80 bytes, so its shard is larger than the limit of 40" in caplog.text
+
+
 def test_missing_data_is_told(tmp_path: Path) -> None:
     w = GGUFWriter(tmp_path / "m.gguf", "llama")
     for name in "ab":

@@ -104,6 +104,7 @@ CASES = {
         lambda: File().add("k", gb.ARRAY, array_head(gb.ARRAY, 1) + array_head(gb.STRING, 2) + b"\xff" * 8),
         "'k'",
     ),
+    "no key": (lambda: File().add("", gb.U8, 1), "a metadata field has a key of no bytes"),
     "twice a key": (lambda: File().add("k", gb.U8, 1).add("k", gb.U8, 1), "'k' is there twice"),
     "alignment 0": (lambda: File().add("general.alignment", gb.U32, 0), "alignment' is 0"),
     "alignment 3": (lambda: File().add("general.alignment", gb.U32, 48), "alignment' is 48"),
@@ -247,6 +248,13 @@ def test_not_strict(tmp_path):
         assert "8 problems" not in repr(f) or len(f.problems) == 8
 
 
+def test_a_key_without_a_name_is_a_problem(tmp_path):
+    path = File().add("", gb.U8, 1).add("k", gb.U8, 2).add("", gb.U8, 3).write(tmp_path / "m.gguf")
+    with ggufx.open(path, strict=False) as f:
+        assert [(p.kind, p.name) for p in f.problems] == [("empty key", ""), ("duplicate key", "")]
+        assert dict(f.metadata) == {"": 1, "k": 2}
+
+
 def test_all_that_a_tensor_covers_is_flagged(tmp_path):
     """The third overlaps the first although the second, between them, ended before it."""
     infos = [Info(b"a", [64], 0, 0), Info(b"b", [8], 0, 32), Info(b"c", [8], 0, 96), Info(b"d", [8], 0, 256)]
@@ -286,7 +294,7 @@ ONE_STRING = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<QcI", 1, b"k
     [
         (b"GGUF" + struct.pack("<IQQ", 3, 1 << 20, 0), "'' is there twice"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1 << 30, 0), "max_tensors"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 31), "'' is there twice"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 31), "a key of no bytes"),
         (ONE_ARRAY + array_head(8, 1 << 30), "'k'"),
         (ONE_ARRAY + array_head(9, 1 << 30), "'k'"),
         (ONE_ARRAY + array_head(10, 1 << 30), "'k'"),

@@ -174,6 +174,14 @@ def test_keys_of_shards_have_their_types(model: Path) -> None:
         edit(model, set={"split.count": 1}, types={"split.count": "uint32"})
 
 
+def test_more_experts_in_use_than_there_are_is_warned_of(model: Path) -> None:
+    edit(model, set={"llama.expert_count": 4, "llama.expert_used_count": 4, "x.expert_used_count": 9})
+    for change in ({"llama.expert_used_count": 5}, {"llama.expert_count": 3}):
+        with pytest.warns(GGUFWarning, match=r"llama\.expert_used_count is 5, but llama\.expert_count only [34]"):
+            edit(model, set=change)
+    edit(model, set={"general.name": "another change says nothing of it"})
+
+
 def test_wrong_edits_change_nothing(model: Path) -> None:
     before = model.read_bytes()
     for options, error in (
@@ -185,6 +193,8 @@ def test_wrong_edits_change_nothing(model: Path) -> None:
         ({"rename": {"flag": 5}}, TypeError),
         ({"rename": {"flag": "k" * 65536}}, ValueError),
         ({"rename": {"flag": "\ud800"}}, ValueError),
+        ({"rename": {"flag": "\udcc3\udca9"}}, ValueError),
+        ({"set": {"\udcc3\udca9": 1}}, ValueError),
         ({"set": {"": 1}}, TypeError),
         ({"set": {5: 1}}, TypeError),
         ({"set": {None: 1}}, TypeError),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ggufx
-from ggufx import GGUFError, QType
+from ggufx import GGUFError, GGUFWarning, QType
 from ggufx.formats.value_types import ValueType
 from ggufx.write.serialize import Layout
 from ggufx.write.stream import swap_blocks
@@ -238,6 +238,24 @@ def test_names_are_checked(tmp_path: Path) -> None:
             w.add(name, TYPED["f32"])
 
 
+@pytest.mark.parametrize("escaped", ["\udcc3\udca9", "a\udcc3\udca9"])
+def test_one_name_in_two_spellings_is_refused(tmp_path: Path, escaped: str) -> None:
+    w = Writer(tmp_path / "f.gguf")
+    plain = escaped.encode("utf-8", "surrogateescape").decode()
+    for call in (lambda: w.set(escaped, 1), lambda: w.add(escaped, TYPED["f32"]), lambda: w.update({escaped: 1})):
+        with pytest.raises(ValueError, match=f"spells UTF-8 as escaped bytes; '{plain}' is the same name"):
+            call()
+    w.set("\udcc3", 1)  # no UTF-8, so this is its only spelling
+    w.set(plain, 1)
+
+
+def test_names_that_llama_cpp_refuses_are_warned_of(tmp_path: Path) -> None:
+    write(tmp_path / "f.gguf", {}, {"n" * 63: TYPED["f32"]})
+    for count, rest in ((1, "' is"), (3, "' and 2 more tensor names are")):
+        with pytest.warns(GGUFWarning, match=f"n{rest} longer than 63 bytes, which llama.cpp refuses"):
+            write(tmp_path / "f.gguf", {}, {f"{k}{'n' * 63}": TYPED["f32"] for k in range(count)})
+
+
 def test_zero_elements_and_no_dimensions(tmp_path: Path) -> None:
     path = tmp_path / "f.gguf"
     write(path, {"a": 1}, {"none": np.zeros((0,), np.float32), "one": np.float32(3) * np.ones(()), "x": TYPED["f32"]})
@@ -309,7 +327,11 @@ def test_splits(tmp_path: Path, options: dict, sizes: list[int] | None) -> None:
         w.set("general.name", "whole")
         for n in range(5):
             w.add(f"t{n}", np.full(6, n, np.float32))
-        paths = w.close()
+        if options.get("split_max_bytes") == 1:
+            with pytest.warns(GGUFWarning, match=r"'t0' alone has 32 bytes.* the limit of 1 \(5 tensors are over it\)"):
+                paths = w.close()
+        else:
+            paths = w.close()
     if sizes is None:
         assert [Path(p).name for p in paths] == ["m.gguf"]
         assert "split.count" not in fields(paths[0])
