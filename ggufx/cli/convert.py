@@ -19,6 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--type", default="auto", metavar="TYPE", help="f32 f16 bf16 q8_0 tq1_0 tq2_0 auto, or a mix such as Q4_K_M"
     )
     parser.add_argument("--pre", metavar="NAME", help="the pre-tokenizer's name, where it can't be found")
+    parser.add_argument("--name", help="the model's name in the metadata, whatever the folder says")
+    parser.add_argument("--fuse-qkv", action="store_true", help="queries, keys and values of a layer as one tensor")
+    parser.add_argument(
+        "--fuse-gate-up", action="store_true", help="gates and inputs of a layer's experts as one tensor"
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="threads at most")
     add_progress_argument(parser)
 
@@ -33,6 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.output,
             arguments.type,
             pre=arguments.pre,
+            name=arguments.name,
+            fuse_qkv=arguments.fuse_qkv,
+            fuse_gate_up=arguments.fuse_gate_up,
             threads=arguments.threads,
             progress=progress,
         )

@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ..errors import GGUFError
-from ..formats.value_types import ValueType
-from .checkpoint import read_json
-from .hparams import BOOL, COMMON, F32, FILE_TYPE, I32, U32, Config, Key
-
-__all__ = ["BERT", "DEEPSEEK2", "DOTS1", "GEMMA", "GEMMA2", "GEMMA3", "GLM4", "GPT_OSS", "GRANITE", "LFM2", "LLAMA"]
-__all__ += ["MINIMAX_M2", "OLMO2", "OLMOE", "PHI3", "POOLED", "QWEN_MOE", "T5", "T5_ENCODER"]
+from .checkpoint import StoredTensor
+from .encoders import pooling
+from .hparams import BOOL, COMMON, F32, FILE_TYPE, GATING, I32, TEXT, U32, Config, Key, Keys, replaced
+from .rotations import phi_rope
 
 
-def _replaced(*keys: Key) -> tuple[Key, ...]:
-    """The common keys, those of the same name taken from `keys` in their places, the others of `keys` behind."""
-    new = {key.name: key for key in keys}
-    return tuple(new.pop(key.name, key) for key in COMMON) + tuple(new.values())
+def partial(default: float) -> Any:
+    """How many dimensions of a head are turned."""
 
-
-def _pooling(config: Config) -> int | None:
-    """How embeddings of tokens become one, from the modules.json of sentence-transformers."""
-    folder = config.folder
-    if folder is None or not (folder / "modules.json").is_file():
-        return None
-    modules = read_json(folder / "modules.json", list)
-    place = next((m["path"] for m in modules if str(m.get("type", "")).endswith("Pooling")), None)
-    if place is None:
-        return None
-    pooling = read_json(folder / str(place) / "config.json")
-    names = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
-    kind = next((number for name, number in names.items() if pooling.get(name)), None)
-    kind = kind or {"mean": 1, "cls": 2, "lasttoken": 3}.get(str(pooling.get("pooling_mode")))
-    if kind is None:
-        raise GGUFError(f"{folder / str(place)}: pooling is neither of mean, cls nor lasttoken")
-    return kind
-
-
-def _partial(default: float) -> Any:
     def size(config: Config) -> int:
         return int(config.head_dim * config.full_rope.get("partial_rotary_factor", default))
 
@@ -47,27 +27,6 @@ def _partial(default: float) -> Any:
 
 def _truthy(name: str) -> Any:
     return lambda config: config.get(name) or None
-
-
-def _phi_rope(config: Config) -> int:
-    part = config.rope.get("partial_rotary_factor", 1.0)
-    return int(part * config.need("hidden_size")) // config.heads
-
-
-def phi_attention_factor(config: Config) -> float | None:
-    """The scale of attention that goes with long factors."""
-    if not config.rope.get("long_factor"):
-        return None
-    original = config.rope.get("original_max_position_embeddings")
-    if not original:
-        raise GGUFError(f"{config.source}: long factors need original_max_position_embeddings")
-    scale = config.need("max_position_embeddings") / original
-    kind = config.rope.get("rope_type")
-    if kind in ("su", "longrope"):
-        return math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
-    if kind == "yarn":
-        return 0.1 * math.log(scale) + 1 if scale > 1 else 1.0
-    raise GGUFError(f"{config.source}: long factors with rotations of type {kind!r} aren't known")
 
 
 def _lfm2_heads(config: Config) -> list[int]:
@@ -110,9 +69,74 @@ def _mscale(config: Config) -> float | None:
     return None if scale is None else 0.1 * scale
 
 
-def _labels(config: Config) -> None:
-    if config.get("id2label") and "SequenceClassification" in config.class_name:
-        raise GGUFError(f"{config.source}: classifiers with labels can't be converted yet")
+def _share(name: str, default: float | None = None) -> Any:
+    """A part of a head's size, cut as the reference cuts it: of the whole width, before it is dealt out to heads."""
+
+    def size(config: Config) -> int:
+        part = config.rope.get("partial_rotary_factor", default)
+        if part is None:
+            raise GGUFError(f"{config.source}: partial_rotary_factor is missing")
+        return int(part * config.need(name)) // config.heads
+
+    return size
+
+
+def _stablelm_rope(config: Config) -> int:
+    part = config.rope.get("partial_rotary_factor", 0.25)
+    return int(part * (config.need("hidden_size") // config.heads))
+
+
+def _nemotron_factor(config: Config) -> Any:
+    return config.get("factor") or config.rope.get("factor")
+
+
+def _exaone_windows(config: Config) -> list[bool] | None:
+    if config.get("sliding_window") is None:
+        return None
+    kinds, pattern = config.get("layer_types"), config.get("sliding_window_pattern")
+    if kinds is not None:
+        return [kind == "sliding_attention" for kind in kinds]
+    if isinstance(pattern, str) and pattern:
+        return [pattern[n % len(pattern)] == "L" for n in range(config.blocks)]
+    return [(n + 1) % pattern != 0 for n in range(config.blocks)] if isinstance(pattern, int) and pattern else None
+
+
+# What HunYuan's stretched rotations reach, whatever the configuration says.
+_LONG_CONTEXT = 256 * 1024
+
+
+def _if_dynamic(value: Any) -> Any:
+    return lambda config: value if config.rope.get("rope_type") == "dynamic" else None
+
+
+def _hunyuan_base(config: Config) -> float | None:
+    """The base of rotations that are stretched by a factor of their own."""
+    if config.rope.get("rope_type") != "dynamic":
+        return None
+    base, length, size = config.rope.get("rope_theta", 10000.0), config.need("max_position_embeddings"), config.head_dim
+    if base != 10000.0 or length not in (32 * 1024, _LONG_CONTEXT):
+        raise GGUFError(f"{config.source}: dynamic rotations of base {base} and {length} positions aren't known")
+    return float(base * (config.rope.get("alpha", 50) ** (size / (size - 2))))
+
+
+def _sparsity(config: Config) -> list[float]:
+    """How many standard deviations an activation has to be above the mean, for the part of them that is left out."""
+    parts = [float(np.float32(part)) for part in config.need("activation_sparsity_pattern")]
+    if not all(0 <= part < 1 for part in parts):
+        raise GGUFError(f"{config.source}: activation_sparsity_pattern is {parts}, parts from 0 to 1 were expected")
+    normal = statistics.NormalDist()
+    return [normal.inv_cdf(part) if part else -math.inf for part in parts]
+
+
+def xielu_keys(config: Config, tensors: Mapping[str, StoredTensor]) -> Keys:
+    """The activation's parameters, which are tensors of the checkpoint and metadata of the file."""
+    keys: Keys = {}
+    for part in ("alpha_n", "alpha_p", "beta", "eps"):
+        found = [tensors.get(f"model.layers.{n}.mlp.act_fn.{part}") for n in range(config.blocks)]
+        if any(tensor is None or math.prod(tensor.shape) != 1 for tensor in found):
+            raise GGUFError(f"{config.source}: the checkpoint lacks the activation's {part} of some block")
+        keys[f"xielu.{part}"] = ([float(tensor.values().reshape(())) for tensor in found if tensor is not None], F32)
+    return keys
 
 
 HEAD_DIM = (Key("attention.key_length", ("head_dim",), U32), Key("attention.value_length", ("head_dim",), U32))
@@ -121,6 +145,7 @@ _FILE = Key("general.file_type", lambda c: c.get(FILE_TYPE), U32)
 _VOCAB = Key("vocab_size", ("vocab_size",), U32, required=True)
 
 LLAMA = (*COMMON, _VOCAB, Key("rope.dimension_count", lambda c: c.head_dim, U32))
+ARCEE = (*LLAMA, Key("pooling_type", pooling, U32))
 _WITHOUT_HEAD_DIM = tuple(key for key in LLAMA if key not in HEAD_DIM)
 GRANITE = (
     *(k for k in _WITHOUT_HEAD_DIM if k.name != "rope.dimension_count"),
@@ -131,7 +156,7 @@ GRANITE = (
     Key("logit_scale", _truthy("logits_scaling"), F32),
 )
 GRANITE_MOE = (*GRANITE, Key("expert_shared_feed_forward_length", _truthy("shared_intermediate_size"), U32))
-POOLED = (*COMMON, Key("pooling_type", _pooling, U32))
+POOLED = (*COMMON, Key("pooling_type", pooling, U32))
 QWEN_MOE = (
     *COMMON,
     Key("expert_feed_forward_length", ("moe_intermediate_size",), U32),
@@ -177,7 +202,7 @@ PHI3 = (
     Key("attention.head_count", lambda c: c.heads, U32),
     _HEADS_KV,
     Key("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), F32, required=True),
-    Key("rope.dimension_count", _phi_rope, U32),
+    Key("rope.dimension_count", phi_rope, U32),
     Key("rope.freq_base", lambda c: c.full_rope.get("rope_theta"), F32),
     _FILE,
     Key("attention.sliding_window", lambda c: c.get("sliding_window") or 0, U32),
@@ -188,7 +213,7 @@ GPT_OSS = (
     Key("expert_feed_forward_length", ("intermediate_size",), U32, required=True),
 )
 DEEPSEEK2 = (
-    *_replaced(
+    *replaced(
         # Compressed attention runs as attention with one head of keys and values.
         Key("attention.head_count_kv", lambda c: 1, U32),
         Key("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), F32, default=1e-6),
@@ -220,48 +245,169 @@ DOTS1 = (
     Key("expert_weights_norm", ("norm_topk_prob",), BOOL, required=True),
 )
 LFM2 = (
-    *_replaced(
+    *replaced(
         Key("attention.head_count_kv", _lfm2_heads, I32),
         Key("feed_forward_length", _lfm2_width, U32),
     ),
     _VOCAB,
     Key("shortconv.l_cache", ("conv_L_cache",), U32, required=True),
 )
-GLM4 = (*COMMON, Key("rope.dimension_count", _partial(0.5), U32))
+GLM4 = (*COMMON, Key("rope.dimension_count", partial(0.5), U32))
 OLMO2 = (
     *COMMON,
     Key("attention.sliding_window", ("sliding_window",), U32),
     Key("attention.sliding_window_pattern", _windows, BOOL),
 )
-OLMOE = _replaced(Key("attention.layer_norm_rms_epsilon", lambda c: 1e-5, F32))
+OLMOE = replaced(Key("attention.layer_norm_rms_epsilon", lambda c: 1e-5, F32))
 MINIMAX_M2 = (
     *COMMON,
     Key("expert_feed_forward_length", ("intermediate_size",), U32, required=True),
     Key("rope.dimension_count", ("rotary_dim",), U32, required=True),
 )
-BERT = (
-    *_replaced(Key("attention.causal", lambda c: None, BOOL)),
-    Key("attention.causal", lambda c: False, BOOL),
-    Key("pooling_type", _pooling, U32),
-    Key("classifier.output_labels", _labels, ValueType.STRING),
+_NO_SCALING = Key("rope.scaling.type", lambda c: "none", TEXT)
+_NEURONS = Key("feed_forward_length", lambda c: 4 * c.first("hidden_size", "n_embd", "n_embed"), U32)
+COHERE = (
+    *replaced(Key("context_length", ("model_max_length", "max_position_embeddings"), U32, required=True)),
+    Key("logit_scale", ("logit_scale",), F32, required=True),
+    _NO_SCALING,
 )
-T5_ENCODER = (
-    Key("context_length", ("n_positions",), U32, default=512),
-    Key("embedding_length", ("d_model",), U32, required=True),
-    Key("feed_forward_length", ("d_ff",), U32, required=True),
+COHERE2 = (
+    *COMMON,
+    Key("logit_scale", ("logit_scale",), F32, required=True),
+    Key("attention.sliding_window", ("sliding_window",), U32, required=True),
+    _VOCAB,
+    Key("rope.dimension_count", lambda c: int(c.need("rotary_pct") * (c.need("hidden_size") // c.heads)), U32),
+    _NO_SCALING,
+)
+STABLELM = (
+    Key("context_length", ("max_position_embeddings",), U32, required=True),
+    Key("embedding_length", ("hidden_size",), U32, required=True),
+    Key("block_count", lambda c: c.blocks, U32),
+    Key("feed_forward_length", ("intermediate_size",), U32, required=True),
+    Key("rope.dimension_count", _stablelm_rope, U32),
+    Key("attention.head_count", lambda c: c.heads, U32),
+    _HEADS_KV,
+    Key("use_parallel_residual", ("use_parallel_residual",), BOOL, default=True),
+    Key("attention.layer_norm_epsilon", ("layer_norm_eps", "norm_eps"), F32, required=True),
+    _FILE,
+)
+PHI2 = (
+    Key("context_length", ("n_positions", "max_position_embeddings"), U32, required=True),
+    Key("embedding_length", ("hidden_size", "n_embd"), U32, required=True),
+    _NEURONS,
     Key("block_count", lambda c: c.blocks, U32),
     Key("attention.head_count", lambda c: c.heads, U32),
-    Key("attention.key_length", ("d_kv",), U32, required=True),
-    Key("attention.value_length", ("d_kv",), U32, required=True),
+    Key("attention.head_count_kv", lambda c: c.heads, U32),
+    Key("attention.layer_norm_epsilon", ("layer_norm_epsilon", "layer_norm_eps"), F32, required=True),
+    Key("rope.dimension_count", _share("hidden_size"), U32),
+    _FILE,
+    Key("tokenizer.ggml.add_bos_token", lambda c: False, BOOL),
+)
+NEMOTRON = (
+    *COMMON,
+    _VOCAB,
+    Key("attention.layer_norm_epsilon", ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"), F32),
+    Key("rope.dimension_count", _share("hidden_size"), U32),
+    Key("rope.scaling.type", lambda c: "none" if _nemotron_factor(c) is None else "linear", TEXT),
+    Key("rope.scaling.factor", _nemotron_factor, F32),
+)
+HUNYUAN = (
+    *(key for key in COMMON if key.name != "expert_count"),
+    Key("rope.freq_base", _hunyuan_base, F32),
+    Key("rope.scaling.type", _if_dynamic("none"), TEXT),
+    Key("rope.scaling.factor", _if_dynamic(1.0), F32),
+    Key("rope.scaling.original_context_length", _if_dynamic(_LONG_CONTEXT), U32),
+    Key("context_length", _if_dynamic(_LONG_CONTEXT), U32),
+)
+EXAONE4 = (
+    *COMMON,
+    _VOCAB,
+    Key("attention.sliding_window", ("sliding_window",), U32),
+    Key("attention.sliding_window_pattern", _exaone_windows, BOOL),
+)
+GPT2 = (
+    Key("block_count", lambda c: c.blocks, U32),
+    Key("context_length", ("n_ctx", "n_positions"), U32, required=True),
+    Key("embedding_length", ("n_embd",), U32, required=True),
+    _NEURONS,
+    Key("attention.head_count", lambda c: c.heads, U32),
     Key("attention.layer_norm_epsilon", ("layer_norm_epsilon",), F32, required=True),
-    Key("attention.relative_buckets_count", ("relative_attention_num_buckets",), U32, required=True),
-    Key("attention.layer_norm_rms_epsilon", ("layer_norm_epsilon",), F32, required=True),
     _FILE,
 )
-T5 = (
-    *T5_ENCODER[:4],
-    Key("decoder_block_count", ("num_decoder_layers",), U32),
-    *T5_ENCODER[4:-1],
-    Key("decoder_start_token_id", ("decoder_start_token_id",), U32, required=True),
+BLOOM = (
+    Key("context_length", ("seq_length", "hidden_size", "n_embed"), U32, required=True),
+    Key("embedding_length", ("hidden_size", "n_embed"), U32, required=True),
+    _NEURONS,
+    Key("block_count", lambda c: c.blocks, U32),
+    Key("attention.head_count", lambda c: c.heads, U32),
+    Key("attention.head_count_kv", lambda c: c.heads, U32),
+    Key("attention.layer_norm_epsilon", ("layer_norm_epsilon",), F32, required=True),
     _FILE,
 )
+FALCON = (
+    Key("context_length", lambda c: 2048, U32),
+    Key("tensor_data_layout", lambda c: "jploski", TEXT),
+    Key("embedding_length", ("hidden_size",), U32, required=True),
+    _NEURONS,
+    Key("block_count", lambda c: c.blocks, U32),
+    Key("attention.head_count", lambda c: c.heads, U32),
+    Key("attention.head_count_kv", ("num_kv_heads", "n_head_kv"), U32, default=1),
+    Key("attention.layer_norm_epsilon", ("layer_norm_epsilon",), F32, required=True),
+    _FILE,
+)
+PHIMOE = (
+    *PHI3,
+    Key("expert_used_count", ("num_experts_per_tok", "num_experts_per_token"), U32, required=True),
+    Key("expert_count", ("num_local_experts", "num_experts"), U32, required=True),
+)
+LFM2_MOE = (
+    *replaced(Key("attention.head_count_kv", _lfm2_heads, I32)),
+    Key("expert_feed_forward_length", ("moe_intermediate_size",), U32, required=True),
+    Key("leading_dense_block_count", ("num_dense_layers",), U32, required=True),
+    Key("expert_gating_func", lambda c: GATING["sigmoid"], U32),
+    _VOCAB,
+    Key("shortconv.l_cache", ("conv_L_cache",), U32, required=True),
+)
+GLM4_MOE = (
+    *replaced(Key("block_count", lambda c: blocks_and_next(c), U32)),
+    Key("rope.dimension_count", partial(0.5), U32),
+    Key("expert_count", ("n_routed_experts",), U32),
+    Key("expert_feed_forward_length", ("moe_intermediate_size",), U32),
+    Key("expert_shared_count", ("n_shared_experts",), U32),
+    Key("leading_dense_block_count", ("first_k_dense_replace",), U32),
+    Key("expert_gating_func", lambda c: GATING["sigmoid"], U32),
+    Key("expert_weights_scale", ("routed_scaling_factor",), F32),
+    Key("expert_weights_norm", ("norm_topk_prob",), BOOL),
+    Key("nextn_predict_layers", ("num_nextn_predict_layers",), U32),
+)
+LLAMA4 = (
+    *replaced(Key("feed_forward_length", ("intermediate_size_mlp",), U32, required=True)),
+    _VOCAB,
+    Key("rope.dimension_count", lambda c: c.head_dim, U32),
+    Key("interleave_moe_layer_step", ("interleave_moe_layer_step",), U32, required=True),
+    Key("expert_feed_forward_length", ("intermediate_size",), U32, required=True),
+    Key(
+        "attention.sliding_window",
+        lambda c: 0 if c.get("layer_types") and set(c.get("layer_types")) == {"full_attention"} else None,
+        U32,
+    ),
+)
+GEMMA3N = (
+    *GEMMA3,
+    Key("altup.active_idx", ("altup_active_idx",), U32, required=True),
+    Key("altup.num_inputs", ("altup_num_inputs",), U32, required=True),
+    Key("embedding_length_per_layer_input", ("hidden_size_per_layer_input",), U32, required=True),
+    Key("attention.shared_kv_layers", ("num_kv_shared_layers",), U32, required=True),
+    Key("activation_sparsity_scale", _sparsity, F32),
+    Key(
+        "attention.sliding_window_pattern",
+        lambda c: [kind == "sliding_attention" for kind in c.need("layer_types")],
+        BOOL,
+    ),
+)
+BITNET = (*COMMON, Key("rope.scaling.type", lambda c: "linear", TEXT), Key("rope.scaling.factor", lambda c: 1.0, F32))
+
+
+def blocks_and_next(config: Config) -> int:
+    """The blocks with those that predict further tokens."""
+    return config.blocks + int(config.get("num_nextn_predict_layers") or 0)

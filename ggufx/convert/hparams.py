@@ -14,7 +14,7 @@ from ..errors import GGUFError
 from ..formats.value_types import ValueType
 from .checkpoint import read_json
 
-__all__ = ["COMMON", "Config", "Key", "Keys", "metadata_of"]
+__all__ = ["COMMON", "Config", "Key", "Keys", "metadata_of", "replaced"]
 
 U32, F32, BOOL, TEXT, I32 = ValueType.UINT32, ValueType.FLOAT32, ValueType.BOOL, ValueType.STRING, ValueType.INT32
 Keys = dict[str, tuple[Any, ValueType]]
@@ -328,6 +328,12 @@ COMMON: tuple[Key, ...] = (
 FILE_TYPE = " file type"
 
 
+def replaced(*keys: Key) -> tuple[Key, ...]:
+    """The common keys, those of the same name taken from `keys` in their places, the others of `keys` behind."""
+    new = {key.name: key for key in keys}
+    return tuple(new.pop(key.name, key) for key in COMMON) + tuple(new.values())
+
+
 def metadata_of(keys: Sequence[Key], config: Config, arch: str) -> Keys:
     """The architecture's keys in order; one that comes twice keeps its first place and its last value."""
     out: Keys = {}
@@ -335,8 +341,10 @@ def metadata_of(keys: Sequence[Key], config: Config, arch: str) -> Keys:
         value = key.value(config)
         if value is None:
             continue
-        name = key.name if key.name.startswith(("general.", "tokenizer.")) else f"{arch}.{key.name}"
-        out[name] = (_checked(value, key, config), key.type)
+        name = key.name if key.name.startswith(("general.", "tokenizer.", "xielu.")) else f"{arch}.{key.name}"
+        # Whole numbers in an array are signed, as the gguf package writes a list.
+        kind = I32 if isinstance(value, list) and key.type is U32 else key.type
+        out[name] = (_checked(value, key, config), kind)
     return out
 
 

@@ -23,13 +23,13 @@ from ..model.hyperparameters import ModelFacts
 from ..requantize.choices import Request, TensorSpec, choose
 from ..write.stream import Progress
 from ..write.writer import Writer
-from . import families
-from .architectures import Architecture, architecture_of
+from .architectures import architecture_of
 from .checkpoint import Checkpoint
+from .fusing import fuse_gate_up, fuse_qkv
 from .general import general_metadata
 from .hparams import FILE_TYPE, Config, Keys, metadata_of
 from .plan import Planned, guessed_type, plan_tensors
-from .vocabulary import vocabulary_metadata
+from .vocabulary import Source
 
 __all__ = ["Converted", "convert"]
 
@@ -81,6 +81,9 @@ def convert(
     type: str = "auto",
     *,
     pre: str | None = None,
+    name: str | None = None,
+    fuse_qkv: bool = False,
+    fuse_gate_up: bool = False,
     threads: int | None = None,
     sync: bool = True,
     progress: Progress | None = None,
@@ -98,6 +101,12 @@ def convert(
         such as Q4_K_M.
     pre : str, optional
         The pre-tokenizer's name, where it can't be found.
+    name : str, optional
+        The model's name in the metadata, whatever the folder says.
+    fuse_qkv : bool
+        Queries, keys and values of a layer as one tensor.
+    fuse_gate_up : bool
+        The gates and inputs of a layer's experts as one tensor, where llama.cpp knows it.
     threads : int, optional
         At most this many.
     sync : bool
@@ -120,8 +129,9 @@ def convert(
         Where auto makes float32 into F16, or values overflow to infinity.
     """
     job = Job(Path(folder))
+    job.fuse(qkv=fuse_qkv, gate_up=fuse_gate_up)
     kind = job.resolve(type)
-    head, tail = job.surroundings(pre)
+    head, tail = job.surroundings(pre, name)
     return job.write(output, kind, head, tail, thread_count(threads), sync=sync, progress=progress)
 
 
@@ -131,10 +141,20 @@ class Job:
     def __init__(self, folder: Path) -> None:
         self.config = Config.read(folder)
         self.folder = folder
-        self.row: Architecture = architecture_of(self.config)
+        self.row = architecture_of(self.config)
         _check_quantization(self.config)
         self.checkpoint = Checkpoint(folder)
         self.planned = plan_tensors(self.checkpoint, self.row, self.config)
+
+    def fuse(self, *, qkv: bool, gate_up: bool) -> None:
+        """Make one tensor of several."""
+        if (qkv and not self.row.fuses_qkv) or (gate_up and not self.row.fuses_gate_up):
+            which = "gates and inputs of experts" if self.row.fuses_qkv else "queries, keys and values"
+            raise GGUFError(f"{self.folder}: {self.row.name} models can't have {which} as one tensor")
+        if qkv:
+            self.planned = fuse_qkv(self.planned, str(self.folder))
+        if gate_up:
+            self.planned = fuse_gate_up(self.planned, str(self.folder))
 
     def resolve(self, type: str) -> str:
         """The name of a plain type or a mix."""
@@ -152,11 +172,11 @@ class Job:
             FileType.parse(type)
         return name
 
-    def surroundings(self, pre: str | None) -> tuple[Keys, Keys]:
+    def surroundings(self, pre: str | None, name: str | None = None) -> tuple[Keys, Keys]:
         """The general keys and the tokenizer's."""
         shapes = [(p.name, p.shape) for p in self.planned]
-        head = general_metadata(self.folder, self.config.raw, tensors=shapes)
-        tail = vocabulary_metadata(self.folder, self.config.values, self.config.raw, self.row.name, pre)
+        head = general_metadata(self.folder, self.config.raw, tensors=shapes, name=name)
+        tail = self.row.vocabulary(Source(self.folder, self.config.raw, self.config.values, pre))
         return head, tail
 
     def metadata(self, file_type: int, head: Mapping[str, Any], tail: Mapping[str, Any]) -> Keys:
@@ -166,8 +186,8 @@ class Job:
             file_type = MOSTLY_MXFP4
         self.config.values[FILE_TYPE] = file_type
         keys: Keys = {"general.architecture": (arch, ValueType.STRING)}
-        if arch == "phi3" and (factor := families.phi_attention_factor(self.config)) is not None:
-            keys["phi3.rope.scaling.attn_factor"] = (factor, ValueType.FLOAT32)
+        if self.row.first_keys is not None:
+            keys.update(self.row.first_keys(self.config, self.checkpoint))
         keys.update((k, v) for k, v in head.items() if k != "general.architecture")
         keys.update(metadata_of(self.row.keys, self.config, arch))
         keys["general.quantization_version"] = (2, ValueType.UINT32)

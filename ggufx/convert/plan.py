@@ -6,7 +6,6 @@ Nothing is read here but headers, so everything that can be refused is refused b
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -16,10 +15,10 @@ import numpy.typing as npt
 
 from ..errors import GGUFError
 from ..formats.tensor_types import QType
-from .architectures import T5_EMBEDDINGS, Architecture, Match
 from .checkpoint import Checkpoint, StoredTensor
 from .hparams import Config
-from .transforms import STACK
+from .naming import Architecture, Match
+from .transforms import STACK, Gather
 
 __all__ = ["Planned", "guessed_type", "plan_tensors"]
 
@@ -66,13 +65,15 @@ def _kept(checkpoint: Checkpoint, row: Architecture, config: Config) -> Iterator
     """The tensors of the text model under the names that the table knows."""
     bare = config.class_name in row.bare
     for name, tensor in checkpoint.items():
+        for pattern, replacement in row.renames:
+            name = re.sub(pattern, replacement, name)
         if name.startswith(("mlp", *_OTHER_STARTS)) or _OTHER_PARTS.search(name):
             continue
         if name.endswith("e_score_correction_bias"):
             name = name.removesuffix("_bias") + ".bias"
+        if name.endswith(".expert_bias"):
+            name += ".bias"
         name = name.replace("language_model.", "")
-        if row.name == "bert":
-            name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name.removeprefix("bert.")))
         if bare:
             name = "model." + name
         if not name.endswith(_NOT_NEEDED):
@@ -96,36 +97,43 @@ def plan_tensors(checkpoint: Checkpoint, row: Architecture, config: Config) -> l
     GGUFError
         If a tensor isn't known, is missing, is there twice, or its shape contradicts the configuration.
     """
-    planned = [*_extra(config, row)]
+    extra = row.rope_factors(config) if row.rope_factors is not None else {}
+    planned = [Planned(name, array.shape, _giver(array), None, "rope_parameters") for name, array in extra.items()]
     kept = dict(_kept(checkpoint, row, config))
     planned += _mxfp4(kept, config)
     stacks: dict[int, dict[str, dict[int, StoredTensor]]] = {}
-    embeddings = False
+    gathered: dict[str, dict[int, StoredTensor]] = {}
+    limit, seen = row.blocks(config), False
     for name, tensor in kept.items():
         where = f"{tensor.path}: tensor {tensor.name!r}"
-        if row.name in ("t5", "t5encoder") and name in T5_EMBEDDINGS:
-            if embeddings:
+        if name in row.first_counts:
+            if seen:
                 continue
-            embeddings = True
-        number = re.match(r"model\.layers\.(\d+)\.", name)
-        if row.name == "deepseek2":
-            if number and int(number[1]) >= config.blocks:
-                continue  # layers that predict further tokens
-            if name in ("lm_head.weight", "model.lm_head.weight") and config.get("tie_word_embeddings"):
-                continue
+            seen = True
+        if row.beyond and (number := re.match(r"model\.layers\.(\d+)\.", name)) and int(number[1]) >= limit:
+            continue
+        if row.drops_tied and re.fullmatch(r"(model\.)?lm_head\.weight", name) and config.get("tie_word_embeddings"):
+            continue
+        if re.search(row.predictors, name):
+            raise GGUFError(f"{where} is of a layer that predicts further tokens, which can't be converted yet")
         try:
             match = row.match(name)
         except KeyError:
             raise GGUFError(f"{where}: models of class {config.class_name} have no such tensor") from None
         if match is None:
             continue
-        limit = config.get("num_decoder_layers") or config.blocks if name.startswith("decoder.") else config.blocks
-        if match.block is not None and match.block >= limit:
-            raise GGUFError(f"{where}: its block is {match.block}, and {config.source} says {limit} blocks")
+        if isinstance(match.transform, Gather):
+            planned += _gathered(match, tensor, gathered)
+            continue
+        last = config.get("num_decoder_layers") or limit if name.startswith("decoder.") else limit
+        if match.block is not None and match.block >= last:
+            raise GGUFError(f"{where}: its block is {match.block}, and {config.source} says {last} blocks")
         if match.transform is STACK:
             planned += _stacked(match, tensor, stacks, row, config)
             continue
         planned += _made(match, tensor, config, row)
+    for target, found in gathered.items():
+        raise GGUFError(f"{checkpoint.folder}: {len(found)} tensors are there for {target}, more were expected")
     for block, parts in stacks.items():
         count, some = sum(map(len, parts.values())), next(iter(next(iter(parts.values())).values()))
         raise GGUFError(
@@ -134,6 +142,22 @@ def plan_tensors(checkpoint: Checkpoint, row: Architecture, config: Config) -> l
         )
     _complete(planned, row, config)
     return planned
+
+
+def _giver(array: Array) -> Callable[[], Array]:
+    return lambda: array
+
+
+def _gathered(match: Match, tensor: StoredTensor, found: dict[str, dict[int, StoredTensor]]) -> Iterator[Planned]:
+    """A stack of numbered tensors once the last has come."""
+    (target,), number = match.targets, match.block
+    assert isinstance(match.transform, Gather)
+    if number is None or number >= match.transform.count:
+        raise GGUFError(f"{tensor.path}: tensor {tensor.name!r}: {match.transform.count} of its kind were expected")
+    parts = found.setdefault(target, {})
+    parts[number] = tensor
+    if len(parts) == match.transform.count:
+        yield _stack(target, found.pop(target))
 
 
 def _made(match: Match, tensor: StoredTensor, config: Config, row: Architecture) -> Iterator[Planned]:
@@ -242,54 +266,50 @@ def _known_tokens(config: Config) -> int | None:
     return len(tokenizer["model"]["vocab"]) + len(tokenizer["added_tokens"])
 
 
-def _extra(config: Config, row: Architecture) -> Iterator[Planned]:
-    """Factors of rotations, which no checkpoint holds as tensors."""
-    rope = config.full_rope
-    if row.name in ("llama", "arcee", "smollm3", "granite", "granitemoe") and rope.get("rope_type") == "llama3":
-        factors = _llama3_factors(config)
-        yield Planned("rope_freqs.weight", factors.shape, lambda: factors, None, "rope_parameters")
-    if row.name == "phi3" and config.rope.get("long_factor"):
-        size = int(config.rope.get("partial_rotary_factor", 1.0) * config.need("hidden_size")) // config.heads // 2
-        for kind in ("long", "short"):
-            given = config.rope.get(f"{kind}_factor")
-            if not isinstance(given, list) or len(given) != size:
-                raise GGUFError(f"{config.source}: {kind}_factor isn't a list of {size} numbers")
-            values = np.array(given, np.float32)
-            yield Planned(f"rope_factors_{kind}.weight", values.shape, lambda v=values: v, None, f"{kind}_factor")  # type: ignore[misc]
-
-
-def _llama3_factors(config: Config) -> npt.NDArray[np.float32]:
-    """How much slower each pair turns, as Llama 3 stretches its context; float32 throughout, as the reference."""
-    rope, one = config.full_rope, np.float32(1)
-    low, high = rope.get("low_freq_factor", 1.0), rope.get("high_freq_factor", 4.0)
-    factor, context = rope.get("factor", 8.0), rope.get("original_max_position_embeddings", 8192)
-    size = config.head_dim
-    turns = np.float64(rope.get("rope_theta", 10000.0)) ** (np.arange(0, size, 2, dtype=np.float64) / size)
-    out = []
-    for frequency in one / turns.astype(np.float32):
-        wave = (one / frequency) * np.float32(2 * math.pi)
-        if wave < context / high:
-            out.append(one)
-        elif wave > context / low:
-            out.append(np.float32(factor))
-        else:
-            smooth = ((one / wave) * np.float32(context) - np.float32(low)) / np.float32(high - low)
-            out.append(one / ((one - smooth) / np.float32(factor) + smooth))
-    return np.array(out, np.float32)
+# Tensors of a block of which all that the model has anywhere have to be there where one is.
+_TOGETHER = (
+    r"attn_(q|k|v|output|sinks|q_a|q_b|kv_a_mqa|k_b|v_b)\.weight",
+    r"attn_[qkv]\.bias",
+    r"cross_attn_[qkvo]\.weight",
+    r"ffn_(gate|up|down)\.weight",
+    r"ffn_(gate|up|down)_exps\.weight|ffn_gate_inp\.weight",
+    r"ffn_(gate|up|down)_shexp\.weight",
+    r"ssm_.*|shortconv\..*",
+)
+_BLOCK = re.compile(r"((?:enc\.|dec\.)?blk)\.(\d+)\.(.+)")
 
 
 def _complete(planned: list[Planned], row: Architecture, config: Config) -> None:
     """Refuse what is there twice, what is missing, and shapes that contradict the configuration."""
     shapes: dict[str, Shape] = {}
+    blocks: dict[tuple[str, int], set[str]] = {}
     for p in planned:
         if p.name in shapes:
             raise GGUFError(f"{config.source}: {p.name} would be written twice, the second time from {p.source!r}")
         shapes[p.name] = p.shape
+        if found := _BLOCK.match(p.name):
+            blocks.setdefault((found[1], int(found[2])), set()).add(found[3])
     if "token_embd.weight" not in shapes:
         raise GGUFError(f"{config.source}: the checkpoint has no token embeddings")
-    if not row.usual:
-        return
-    hidden, heads, size = config.need("hidden_size"), config.heads, config.head_dim
+    if row.usual:
+        _check_shapes(planned, config)
+    numbers = {number for _, number in blocks}
+    if missing := sorted(set(range(config.blocks)) - numbers):
+        raise GGUFError(f"{config.source}: {config.blocks} blocks, but block {missing[0]} has no tensor")
+    for pattern in _TOGETHER:
+        for part in {part for part, _ in blocks}:
+            having = {key: {n for n in names if re.fullmatch(pattern, n)} for key, names in blocks.items()}
+            having = {key: names for key, names in having.items() if key[0] == part and names}
+            whole = set().union(*having.values())
+            for (_, number), names in sorted(having.items()):
+                if lacking := sorted(whole - names):
+                    raise GGUFError(
+                        f"{config.source}: {part}.{number} has no {lacking[0]}; the checkpoint isn't complete"
+                    )
+
+
+def _check_shapes(planned: list[Planned], config: Config) -> None:
+    hidden, heads, size = config.first("hidden_size", "n_embd"), config.heads, config.head_dim
     wanted: dict[str, Shape] = {
         "attn_q.weight": (heads * size, hidden),
         "attn_k.weight": (config.kv_heads * size, hidden),
@@ -307,12 +327,3 @@ def _complete(planned: list[Planned], row: Architecture, config: Config) -> None
             )
         if p.name in ("token_embd.weight", "output.weight") and p.shape[1] != hidden:
             raise GGUFError(f"tensor {p.source!r} has rows of {p.shape[1]}, hidden_size is {hidden}")
-    blocks = {int(m[1]) for name in shapes if (m := re.match(r"blk\.(\d+)\.", name))}
-    if missing := sorted(set(range(config.blocks)) - blocks):
-        raise GGUFError(f"{config.source}: {config.blocks} blocks, but block {missing[0]} has no tensor")
-    if row.name in ("lfm2", "olmo2", "bert"):  # blocks without an attention, or without a norm before it
-        return
-    for block in sorted(blocks):
-        for kind in ("attn_output.weight", "attn_norm.weight"):
-            if f"blk.{block}.{kind}" not in shapes:
-                raise GGUFError(f"{config.source}: block {block} has no {kind}; the checkpoint isn't complete")

@@ -7,7 +7,8 @@ others move values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,21 +19,32 @@ from .hparams import Config
 
 __all__ = [
     "GATE_UP_BIAS_TURNS",
+    "GATE_UP_COLUMNS",
     "GATE_UP_HALVES",
     "GATE_UP_TURNS",
+    "GATHER_ALTUP",
     "KEEP",
     "KV_B",
+    "PADDED_ROWS",
     "PERMUTE_K",
     "PERMUTE_Q",
     "PLUS_ONE",
+    "QKV_BY_GROUPS",
+    "QKV_BY_HEADS",
     "SQUEEZE_MIDDLE",
     "STACK",
+    "TERNARY",
     "TRANSPOSE",
     "WITHOUT_PADDING",
+    "Chain",
+    "Gather",
+    "Reordered",
     "Transform",
+    "in_parts",
 ]
 
 Array = npt.NDArray[Any]
+Indices = npt.NDArray[np.int64]
 Shape = tuple[int, ...]
 
 
@@ -228,6 +240,119 @@ class WithoutPadding(Transform):
         return [array[self._skipped(config) :]]
 
 
+class Reordered(Transform):
+    """The same values in another order along an axis, perhaps dealt out to several tensors.
+
+    Parameters
+    ----------
+    order : callable
+        From the configuration and the axis' length to the indices of each tensor that comes out; ValueError where the
+        length doesn't fit.
+    axis : int
+    outputs : int
+    """
+
+    def __init__(self, order: Callable[[Config, int], list[Indices]], axis: int = 0, outputs: int = 1) -> None:
+        self.order, self.axis, self.outputs = order, axis, outputs
+
+    def shapes(self, shape: Shape, config: Config) -> list[Shape]:
+        if len(shape) <= self.axis:
+            raise ValueError(f"at least {self.axis + 1} dimensions were expected")
+        orders = self.order(config, shape[self.axis])
+        return [(*shape[: self.axis], len(order), *shape[self.axis + 1 :]) for order in orders]
+
+    def apply(self, array: Array, config: Config) -> list[Array]:
+        return [np.take(array, order, self.axis) for order in self.order(config, array.shape[self.axis])]
+
+    def undo(self, arrays: Sequence[Array], config: Config) -> Array:
+        length = sum(array.shape[self.axis] for array in arrays)
+        order = np.concatenate(self.order(config, length))
+        back = np.empty_like(order)
+        back[order] = np.arange(length)
+        return np.take(np.concatenate(arrays, self.axis), back, self.axis)
+
+
+def in_parts(length: int, *parts: int) -> Indices:
+    """All indices of an axis in these parts."""
+    if math.prod(parts) != length or not length:
+        raise ValueError(f"{' x '.join(map(str, parts))} were expected instead of {length}")
+    return np.arange(length).reshape(parts)
+
+
+def _by_heads(config: Config, length: int) -> list[Indices]:
+    """Query, key and value of each head as all queries, all keys, all values."""
+    return [in_parts(length, config.heads, 3, length // 3 // config.heads).swapaxes(0, 1).ravel()]
+
+
+def _by_groups(config: Config, length: int) -> list[Indices]:
+    """Groups of queries with their key and value as all queries, all keys, all values."""
+    groups = config.first("num_kv_heads", "n_head_kv") or 1
+    each = config.heads // groups + 2
+    parts = in_parts(length, groups, each, config.need("hidden_size") // config.heads)
+    return [np.concatenate([parts[:, :-2].ravel(), parts[:, -2].ravel(), parts[:, -1].ravel()])]
+
+
+@dataclass(frozen=True)
+class Chain(Transform):
+    """One after the other; only the last may have several outputs."""
+
+    steps: tuple[Transform, ...]
+
+    @property
+    def outputs(self) -> int:  # type: ignore[override]
+        return self.steps[-1].outputs
+
+    def shapes(self, shape: Shape, config: Config) -> list[Shape]:
+        shapes = [shape]
+        for step in self.steps:
+            shapes = step.shapes(shapes[0], config)
+        return shapes
+
+    def apply(self, array: Array, config: Config) -> list[Array]:
+        arrays = [array]
+        for step in self.steps:
+            arrays = step.apply(arrays[0], config)
+        return arrays
+
+    def undo(self, arrays: Sequence[Array], config: Config) -> Array:
+        for step in reversed(self.steps):
+            arrays = [step.undo(arrays, config)]
+        return arrays[0]
+
+
+@dataclass(frozen=True)
+class Gather(Transform):
+    """Marks tensors with numbers that become one of `count`, stacked."""
+
+    count: int
+
+
+class PaddedRows(Transform):
+    """As many rows as the vocabulary has tokens, zeros behind those that are there."""
+
+    def _rows(self, shape: Shape, config: Config) -> int:
+        return max(shape[0], int(config.need("vocab_size")))
+
+    def shapes(self, shape: Shape, config: Config) -> list[Shape]:
+        if len(shape) != 2:
+            raise ValueError("a matrix was expected")
+        return [(self._rows(shape, config), shape[1])]
+
+    def apply(self, array: Array, config: Config) -> list[Array]:
+        more = self._rows(array.shape, config) - array.shape[0]
+        return [np.pad(array, ((0, more), (0, 0))) if more else array]
+
+
+class Ternary(Transform):
+    """Weights as minus one, zero and one times their mean size, which is what the model computes with."""
+
+    def apply(self, array: Array, config: Config) -> list[Array]:
+        values = array.astype(np.float32, copy=False)
+        scale = max(np.float32(np.mean(np.abs(values), dtype=np.float64)), np.float32(1e-5))
+        inverse = np.float32(1) / scale
+        return [np.clip(np.round(values * inverse), -1, 1).astype(np.float32) / inverse]
+
+
 KEEP = Transform()
 PERMUTE_Q = Permute(keys=False)
 PERMUTE_K = Permute(keys=True)
@@ -240,3 +365,9 @@ GATE_UP_BIAS_TURNS = Halves(axis=-1, by_turns=True)
 KV_B = KVB()
 STACK = Stack()
 WITHOUT_PADDING = WithoutPadding()
+GATE_UP_COLUMNS = Halves(axis=-2, transposed=True)
+QKV_BY_HEADS = Reordered(_by_heads)
+QKV_BY_GROUPS = Reordered(_by_groups)
+GATHER_ALTUP = Gather(3)
+PADDED_ROWS = PaddedRows()
+TERNARY = Ternary()

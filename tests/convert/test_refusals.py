@@ -72,7 +72,7 @@ def renamed(old: str, new: str) -> Callable[[Header], object]:
     [
         (renamed("model.norm.weight", "model.nerm.weight"), "no such tensor"),
         (lambda h: h.pop("model.embed_tokens.weight"), "no token embeddings"),
-        (lambda h: h.pop("model.layers.1.self_attn.o_proj.weight"), "block 1 has no attn_output.weight"),
+        (lambda h: h.pop("model.layers.1.self_attn.o_proj.weight"), "blk.1 has no attn_output.weight"),
         (lambda h: h.pop("model.layers.0.block_sparse_moe.experts.1.w2.weight"), "8 tensors of experts"),
         (lambda h: h["model.norm.weight"].update(shape=[63]), "63,"),
         (lambda h: h["model.norm.weight"].update(dtype="F7"), "'F7'"),
