@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 from ..errors import GGUFError
@@ -32,7 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--exclude-weights", action="append", default=[], metavar="PART", help="no importance for these"
     )
     parser.add_argument(
-        "--tensor-type", action="append", default=[], metavar="PATTERN=TYPE", help="type of the tensors that match"
+        "--tensor-type",
+        action=_TensorType,
+        default=[],
+        metavar="PATTERN=TYPE",
+        help="type of the tensors that match",
+    )
+    parser.add_argument(
+        "--tensor-type-file",
+        action=_TensorTypeFile,
+        dest="tensor_type",
+        default=[],
+        metavar="FILE",
+        help="PATTERN=TYPE, one a line; lines that begin with # are passed over",
     )
     parser.add_argument("--output-tensor-type", metavar="TYPE", help="type of output.weight")
     parser.add_argument("--token-embedding-type", metavar="TYPE", help="type of the token embeddings")
@@ -64,7 +77,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.type is None and arguments.target_size is None:
         raise ValueError("TYPE or --target-size is needed")
-    pairs = [_pair(text, "--tensor-type") for text in arguments.tensor_type]
     with warnings_as_lines(), progress_bar(arguments.progress, "quantize") as progress:
         report = requantize(
             arguments.input,
@@ -75,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
             exclude_weights=arguments.exclude_weights,
             override_kv=[Override.parse(text) for text in arguments.override_kv],
             prune_layers=_numbers(arguments.prune_layers or ""),
-            tensor_types=[(pattern.lower(), _qtype(name)) for pattern, name in pairs],
+            tensor_types=arguments.tensor_type,
             output_type=_qtype(arguments.output_tensor_type),
             embedding_type=_qtype(arguments.token_embedding_type),
             pure=arguments.pure,
@@ -112,11 +124,36 @@ def _numbers(text: str) -> list[int]:
         raise ValueError(f"--prune-layers {text!r}: block numbers were expected, as in 3,4,5") from None
 
 
-def _pair(text: str, option: str) -> tuple[str, str]:
-    left, equals, right = text.rpartition("=")
-    if not (left and equals and right):
-        raise ValueError(f"{option} {text!r}: PATTERN=TYPE was expected")
-    return left, right
+def _tensor_type(text: str, where: str = "--tensor-type") -> tuple[str, QType]:
+    pattern, equals, name = text.rpartition("=")
+    if not (pattern and equals and name):
+        raise ValueError(f"{where} {text!r}: PATTERN=TYPE was expected")
+    try:
+        re.compile(pattern.lower())
+        return pattern.lower(), _qtype(name)
+    except re.error as error:
+        raise ValueError(f"{where} {pattern!r} is no regular expression: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{where} {text!r}: {error}") from None
+
+
+class _TensorType(argparse.Action):
+    """A pattern and its type, checked at once; those of files take their place among them: the first match counts."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: Any) -> None:
+        namespace.tensor_type = [*namespace.tensor_type, _tensor_type(value)]
+
+
+class _TensorTypeFile(argparse.Action):
+    """Patterns and types, one a line."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: Any) -> None:
+        pairs = []
+        with open(value, encoding="utf-8", errors="surrogateescape") as lines:
+            for number, line in enumerate(lines, 1):
+                if (text := line.strip()) and not text.startswith("#"):
+                    pairs.append(_tensor_type(text, f"{value}, line {number}:"))
+        namespace.tensor_type = [*namespace.tensor_type, *pairs]
 
 
 def _qtype(name: str | None) -> Any:

@@ -173,7 +173,7 @@ class _Recipe:
             wanted = fitting = request.embedding_type
         elif role is Role.OUTPUT and request.output_type is not None:
             wanted = fitting = request.output_type
-        elif not default.is_quantized:
+        elif override is None and not default.is_quantized:
             wanted = fitting = default
         else:
             wanted = override if override is not None else default if request.pure else self.mixed(t)

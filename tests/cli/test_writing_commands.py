@@ -292,3 +292,29 @@ def test_a_shard_over_its_limit_is_told(cli, model: Path, tmp_path: Path) -> Non
         r"ggufx: warning: tensor '.*' alone has \d+ bytes, so its shard is larger than the limit of 1024", err
     )
     assert len(text.splitlines()) > 1
+
+
+def test_types_from_a_file_take_their_place_among_the_others(cli, model: Path, tmp_path: Path) -> None:
+    listed = tmp_path / "types.txt"
+    listed.write_text("# attention\n\nattn_q=q5_0\n  ATTN_V=q4_1  \nffn=q8_0\n")
+    code, text, _ = cli(
+        "quantize", model, tmp_path / "q.gguf", "BF16", "--dry-run", "--list",
+        "--tensor-type", "attn_v=q4_0", "--tensor-type-file", listed, "--tensor-type", "ffn=q5_1",
+    )  # fmt: skip
+    assert code == 0
+    for name, wanted in (("attn_q", "Q5_0"), ("attn_v", "Q4_0"), ("ffn_down", "Q8_0"), ("token_embd", "BF16")):
+        assert set(re.findall(rf"^(?:blk\.\d\.)?{name}\.weight .* -> (\w+)", text, re.M)) == {wanted}, name
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("attn_q", "PATTERN=TYPE was expected"), ("a=q9", "tensor type"), ("ffn[=q8_0", "no regular expression")],
+)
+def test_a_wrong_line_of_types_is_named(cli, model: Path, tmp_path: Path, line: str, message: str) -> None:
+    listed = tmp_path / "types.txt"
+    listed.write_text(f"attn_v=q8_0\n\n{line}\n")
+    code, _, err = cli("quantize", model, tmp_path / "q.gguf", "Q4_0", "--tensor-type-file", listed)
+    assert code == 2
+    assert "types.txt, line 3: " in err
+    assert message in err
+    assert cli("quantize", model, tmp_path / "q.gguf", "Q4_0", "--tensor-type-file", tmp_path / "none")[0] == 1

@@ -237,6 +237,14 @@ def test_per_layer_embeddings_obey_a_pattern_before_the_embedding_type() -> None
     assert runs(choose(tensors, ModelFacts("gemma3n", 4), request), "per_layer") == "1 Q5_K"
 
 
+@pytest.mark.parametrize("mix", ["F16", "BF16", "F32"])
+def test_patterns_are_honoured_beside_a_float_mix(mix: str) -> None:
+    choices = chosen(mix, tensor_types=[("attn_v", QType.Q8_0), ("ffn_down", QType.Q4_K)])
+    assert runs(choices, "attn_v") == "16 Q8_0"
+    assert runs(choices, "ffn_down") == "16 Q4_K"
+    assert runs(choices, "attn_q") == f"16 {mix}"
+
+
 def test_float_mixes_convert_matrices_only() -> None:
     choices = chosen("F16")
     assert {c.qtype for c in choices if c.kept is None} == {QType.F16}
