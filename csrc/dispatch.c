@@ -46,7 +46,7 @@ const ggufx_dots *ggufx_dots_at(int i) { return paths[i].dots; }
 const ggufx_encoders *ggufx_encoders_at(int i) { return paths[i].encoders; }
 
 int ggufx_decodes(int type) {
-    return type >= 0 && type < GGUFX_MAX_ID && ggufx_path_scalar.decode[type][0][GGUFX_F32] != NULL;
+    return type >= 0 && type < GGUFX_IDS && ggufx_path_scalar.decode[type][0][GGUFX_F32] != NULL;
 }
 
 const char *ggufx_compiler(void) {

@@ -13,19 +13,16 @@ enum { TILE_VALUES = 1024, LINE = 64 };
  * measurable for the others; 4096 and 16384 were no better. */
 enum { AHEAD = 1024 };
 
-static const struct unit {
-    uint16_t values, bytes;
-} units[GGUFX_MAX_ID] = {
-#define GGUFX_TYPE(name, id, values, bytes) [id] = {values, bytes},
+#define GGUFX_TYPE(name, id, values, ...)                                                                              \
+    _Static_assert(TILE_VALUES % (values) == 0, "a tile must hold whole units of " #name);
 #include "types.def"
 #undef GGUFX_TYPE
-};
 
 static const uint8_t item_size[GGUFX_DTYPES] = {4, 2, 2};
 
 /* Decodes n values, the last of which may end inside a unit of plain numbers: that unit is completed with zeros. */
 static void decode(const ggufx_path *path, int type, int dtype, const uint8_t *src, char *dst, size_t n) {
-    const struct unit u = units[type];
+    const ggufx_type u = ggufx_types[type];
     const size_t whole = n / u.values, rest = n % u.values;
     path->decode[type][0][dtype](src, dst, whole);
     if (rest) {
@@ -49,7 +46,7 @@ static void prefetch_tile(const uint8_t *src, const uint8_t *end, size_t bytes) 
 
 /* An output that starts on a line and whose units are whole lines: kernels store past the cache themselves. */
 static void decode_lines(const ggufx_path *path, int type, int dtype, const uint8_t *src, char *out, size_t n) {
-    const struct unit u = units[type];
+    const ggufx_type u = ggufx_types[type];
     const size_t tile_source = TILE_VALUES / u.values * u.bytes, tile_output = TILE_VALUES * item_size[dtype];
     const uint8_t *end = src + n / u.values * u.bytes;
     for (; n >= TILE_VALUES; n -= TILE_VALUES, src += tile_source, out += tile_output) {
@@ -63,7 +60,7 @@ static void decode_lines(const ggufx_path *path, int type, int dtype, const uint
  * goes out through the cache, and what a tile leaves over waits in front of the next one. */
 static void decode_through_tile(const ggufx_path *path, int type, int dtype, const uint8_t *src, char *out, size_t n) {
     _Alignas(LINE) char tile[TILE_VALUES * 4 + LINE];
-    const struct unit u = units[type];
+    const ggufx_type u = ggufx_types[type];
     const size_t item = item_size[dtype], tile_source = TILE_VALUES / u.values * u.bytes;
     const uint8_t *end = src + n / u.values * u.bytes;
     size_t head = -(uintptr_t)out & (LINE - 1), waiting = 0;

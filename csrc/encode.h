@@ -1,4 +1,4 @@
-/* What a path offers the encoder's driver: LANES blocks at a time of every type in encoders.def. */
+/* What a path offers the encoder's driver: LANES blocks at a time of every encoded type of types.def. */
 #ifndef GGUFX_ENCODE_H
 #define GGUFX_ENCODE_H
 
@@ -6,8 +6,9 @@
 #include <stdint.h>
 
 #include "ggufx.h"
+#include "types.h"
 
-enum { GGUFX_ENCODER_IDS = 43, GGUFX_MAX_LANES = 16 };
+enum { GGUFX_MAX_LANES = 16 };
 
 /* The codebook of an IQ type with the neighbours of every point outside it; see ggufx/codec/reference/lattice.py. */
 typedef struct ggufx_lattice {
@@ -24,7 +25,7 @@ typedef void ggufx_encode_fn(const float *const *x, const float *const *qw, cons
 
 typedef struct ggufx_encoders {
     int lanes;
-    ggufx_encode_fn *encode[GGUFX_ENCODER_IDS];
+    ggufx_encode_fn *encode[GGUFX_IDS];
     /* Mean squares of as many rows as there are lanes. */
     void (*row_means)(const float *const *rows, size_t width, float *means);
     int (*all_finite)(const float *x, size_t n);

@@ -4,16 +4,13 @@
 #include "cpu.h"
 #include "path.h"
 
-static const struct unit {
-    uint16_t values, bytes;
-} units[GGUFX_MAX_ID] = {
-#define GGUFX_TYPE(name, id, values, bytes) [id] = {values, bytes},
+#define GGUFX_TYPE(name, id, values, ...)                                                                              \
+    _Static_assert(GGUFX_RUN_VALUES % (values) == 0, "a run must hold whole units of " #name);
 #include "types.def"
 #undef GGUFX_TYPE
-};
 
 /* One packed row with one or four rows of x. */
-static void dots(ggufx_dot_fn *dot, struct unit u, const uint8_t *src, const float *const *x, int rows, size_t width,
+static void dots(ggufx_dot_fn *dot, ggufx_type u, const uint8_t *src, const float *const *x, int rows, size_t width,
                  double (*totals)[GGUFX_TOTALS]) {
     const size_t whole = width / u.values, rest = width % u.values;
     memset(totals, 0, (size_t)rows * sizeof *totals);
@@ -38,7 +35,7 @@ static float total_of(const double *t) {
 void ggufx_matmul(int path, int type, const float *x, size_t rows, size_t width, const void *packed, size_t count,
                   float *out, size_t stride) {
     ggufx_dot_fn *const *const dot = ggufx_dots_at(path)->dot[type];
-    const struct unit u = units[type];
+    const ggufx_type u = ggufx_types[type];
     const size_t row_bytes = width / u.values * u.bytes + width % u.values * u.bytes / u.values;
     const uint8_t *src = packed;
     const uint64_t control = ggufx_fp_default();

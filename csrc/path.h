@@ -6,8 +6,7 @@
 #include <stdint.h>
 
 #include "ggufx.h"
-
-#define GGUFX_MAX_ID 43 /* one past the largest ggml id in types.def */
+#include "types.h"
 
 /* Decodes `units` whole units to the dtype it stands for. Reads and writes nothing beyond them. */
 typedef void ggufx_decode_fn(const uint8_t *src, void *dst, size_t units);
@@ -15,7 +14,7 @@ typedef void ggufx_decode_fn(const uint8_t *src, void *dst, size_t units);
 typedef struct ggufx_path {
     const char *name;
     /* [id][0][dtype] stores through the cache, to any alignment; [id][1][dtype] past it, to 64-byte aligned outputs. */
-    ggufx_decode_fn *decode[GGUFX_MAX_ID][2][GGUFX_DTYPES];
+    ggufx_decode_fn *decode[GGUFX_IDS][2][GGUFX_DTYPES];
     /* Copies whole 64-byte lines past the cache; dst is 64-byte aligned. */
     void (*copy_past_cache)(void *dst, const void *tile, size_t lines);
     void (*fence)(void); /* orders the stores past the cache before whatever comes next */
@@ -34,7 +33,7 @@ enum { GGUFX_RUN_VALUES = 512, GGUFX_TOTALS = 8, GGUFX_DOT_ROWS = 4 };
 typedef void ggufx_dot_fn(const uint8_t *src, const float *const *x, size_t units, double (*totals)[GGUFX_TOTALS]);
 
 typedef struct ggufx_dots {
-    ggufx_dot_fn *dot[GGUFX_MAX_ID][2]; /* [id][0] one row, [id][1] four */
+    ggufx_dot_fn *dot[GGUFX_IDS][2]; /* [id][0] one row, [id][1] four */
 } ggufx_dots;
 
 extern const ggufx_dots ggufx_dots_scalar, ggufx_dots_avx2, ggufx_dots_avx512, ggufx_dots_neon;

@@ -23,6 +23,11 @@ PATHS = ("avx512", "avx2", "neon", "scalar", "numpy")
 DTYPES = ("float32", "float16", "bfloat16")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What names the step that adding a type has missed comes before the many tests that it fails."""
+    items.sort(key=lambda item: item.path.name != "test_types.py")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _away_from_the_source_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Processes that tests start would import the uncompiled package from the current folder, were it the project's."""

@@ -8,7 +8,14 @@
 #include "../encoders/k.h"
 #include "../encoders/legacy.h"
 
-#define GGUFX_ENCODER(name, id, values, bytes, half1, half2)                                                           \
+_Static_assert((int)LANES <= (int)GGUFX_MAX_LANES, "raise GGUFX_MAX_LANES");
+
+#define ENCODED(code) code
+#define NOT_ENCODED(code)
+
+/* Columns are turned four values at a time, and rows are summed by 32. */
+#define BLOCKS(name, values)                                                                                           \
+    _Static_assert((values) % 32 == 0, "blocks of " #name " must be a multiple of 32 values");                         \
     static void blocks_##name(const float *const *x, const float *const *qw, const float *row_mean,                    \
                               const ggufx_lattice *lattice, uint8_t *const *block) {                                   \
         floats columns_x[values], columns_qw[values];                                                                  \
@@ -17,8 +24,9 @@
         const columns in = {columns_x, qw ? columns_qw : NULL, load_floats(row_mean), lattice};                        \
         encode_##name(&in, block);                                                                                     \
     }
-#include "../encoders.def"
-#undef GGUFX_ENCODER
+#define GGUFX_TYPE(name, id, values, bytes, encoded, ...) encoded(BLOCKS(name, values))
+#include "../types.def"
+#undef GGUFX_TYPE
 
 static void row_means(const float *const *rows, size_t width, float *means) {
     floats sum = every(0), x[32];
@@ -37,9 +45,10 @@ const ggufx_encoders SYMBOL_OF(PATH) = {
     .lanes = LANES,
     .encode =
         {
-#define GGUFX_ENCODER(name, id, values, bytes, half1, half2) [id] = blocks_##name,
-#include "../encoders.def"
-#undef GGUFX_ENCODER
+#define ROW(name, id) [id] = blocks_##name,
+#define GGUFX_TYPE(name, id, values, bytes, encoded, ...) encoded(ROW(name, id))
+#include "../types.def"
+#undef GGUFX_TYPE
         },
     .row_means = row_means,
     .all_finite = all_finite,

@@ -18,7 +18,7 @@ static void dot(ggufx_decode_fn *decode, size_t values, size_t size, size_t rows
     }
 }
 
-#define GGUFX_TYPE(name, id, values, size)                                                                             \
+#define GGUFX_TYPE(name, id, values, size, ...)                                                                        \
     static void one_##name(const uint8_t *src, const float *const *x, size_t units, double (*totals)[GGUFX_TOTALS]) {  \
         dot(ggufx_path_scalar.decode[id][0][GGUFX_F32], values, size, 1, src, x, units, totals);                       \
     }                                                                                                                  \
@@ -29,7 +29,7 @@ static void dot(ggufx_decode_fn *decode, size_t values, size_t size, size_t rows
 #undef GGUFX_TYPE
 
 const ggufx_dots ggufx_dots_scalar = {{
-#define GGUFX_TYPE(name, id, values, size) [id] = {one_##name, four_##name},
+#define GGUFX_TYPE(name, id, values, size, ...) [id] = {one_##name, four_##name},
 #include "../types.def"
 #undef GGUFX_TYPE
 }};

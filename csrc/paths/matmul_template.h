@@ -22,14 +22,14 @@ enum { AHEAD = 1024 };
             units -= run;                                                                                              \
         }                                                                                                              \
     }
-#define GGUFX_TYPE(name, id, values, size) DOT(name, one, 1, values, size) DOT(name, four, 4, values, size)
+#define GGUFX_TYPE(name, id, values, size, ...) DOT(name, one, 1, values, size) DOT(name, four, 4, values, size)
 #include "../types.def"
 #undef GGUFX_TYPE
 
 #define JOINED(a, b) a##b
 #define SYMBOL_OF(x) JOINED(ggufx_dots_, x)
 const ggufx_dots SYMBOL_OF(PATH) = {{
-#define GGUFX_TYPE(name, id, values, size) [id] = {dot_##name##_one, dot_##name##_four},
+#define GGUFX_TYPE(name, id, values, size, ...) [id] = {dot_##name##_one, dot_##name##_four},
 #include "../types.def"
 #undef GGUFX_TYPE
 }};

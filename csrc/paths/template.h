@@ -16,7 +16,7 @@
             RUN(name, dtype, past, values, size, item, 0);                                                             \
         }                                                                                                              \
     }
-#define GGUFX_TYPE(name, id, values, size)                                                                             \
+#define GGUFX_TYPE(name, id, values, size, ...)                                                                        \
     _Static_assert(sizeof(block_##name) == (size), "block_" #name " is not as ggml lays it out");                      \
     ROWS(name, f32, GGUFX_F32, 0, values, size, 4)                                                                     \
     ROWS(name, f16, GGUFX_F16, 0, values, size, 2)                                                                     \
@@ -46,7 +46,7 @@ const ggufx_path SYMBOL_OF(PATH) = {
     .name = NAME_OF(PATH),
     .decode =
         {
-#define GGUFX_TYPE(name, id, values, size)                                                                             \
+#define GGUFX_TYPE(name, id, values, size, ...)                                                                        \
     [id] = {{rows_##name##_f32, rows_##name##_f16, rows_##name##_bf16},                                                \
             {PAST(name, f32), PAST(name, f16), PAST(name, bf16)}},
 #include "../types.def"

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import GGUFError, GGUFWarning
-from ..formats.tensor_types import QType, row_nbytes
+from ..formats.tensor_types import ENCODINGS, Encoding, QType, row_nbytes
 from . import dispatch
 from .arrays import given_array
 from .threads import run, thread_count
@@ -20,36 +20,18 @@ __all__ = ["NEEDS_IMATRIX", "QUANTIZABLE", "as_values", "importance_rows", "quan
 
 Floats = npt.NDArray[np.float32]
 
-NEEDS_IMATRIX: Final = frozenset({QType.IQ2_XXS, QType.IQ2_XS, QType.IQ1_S})
+NEEDS_IMATRIX: Final = frozenset(t for t, encoding in ENCODINGS.items() if encoding.needs_imatrix)
 """Types that ggml, too, quantizes only with an importance matrix."""
 
 _PLAIN: Final = frozenset({QType.F32, QType.F16, QType.BF16})
 
-QUANTIZABLE: Final = frozenset(t for t in QType if t.is_quantized) | _PLAIN
+QUANTIZABLE: Final = frozenset(ENCODINGS) | _PLAIN
 """Types that :func:`quantize` makes."""
 
-# Types that weigh by the whole row's mean square; the others never look beyond a block.
-_BY_ROW: Final = frozenset({QType.Q4_0, QType.Q4_1, QType.Q5_0, QType.Q5_1})
-
-# Offsets of the half-precision fields of a block. IQ1_M's is spread over four words.
-_HALVES: Final[dict[QType, tuple[int, ...]]] = {
-    **dict.fromkeys((QType.Q4_0, QType.Q5_0, QType.Q8_0, QType.Q1_0, QType.Q2_0, QType.IQ4_NL, QType.IQ4_XS), (0,)),
-    **dict.fromkeys((QType.IQ1_S, QType.IQ2_XXS, QType.IQ2_XS, QType.IQ2_S, QType.IQ3_XXS, QType.IQ3_S), (0,)),
-    **dict.fromkeys((QType.Q4_1, QType.Q5_1, QType.Q8_1, QType.Q4_K, QType.Q5_K), (0, 2)),
-    QType.Q2_K: (80, 82),
-    QType.Q3_K: (108,),
-    QType.Q6_K: (208,),
-    QType.TQ1_0: (52,),
-    QType.TQ2_0: (64,),
-}
-
 # Values in one piece of work: pieces stay in the cache while they are converted, checked and quantized, and are small
-# enough to even out the threads. Searches take 5 to 100 ns for a value, the rest 0.3 ns.
+# enough to even out the threads.
 _PIECE: Final = 1 << 16
 _PIECES_PER_THREAD: Final = 4
-_SEARCHING: Final = frozenset(
-    t for t in QType if t.name.startswith("IQ") or (t.name.endswith("_K") and t is not QType.Q8_K)
-)
 _NUMPY_PIECE: Final = 1 << 18
 
 
@@ -192,13 +174,14 @@ def quantize_quietly(
     qtype = QType.parse(qtype)
     if qtype not in QUANTIZABLE:
         raise ValueError(f"{qtype.name} isn't a type to quantize to")
+    encoding = ENCODINGS.get(qtype, Encoding())
     if nonfinite not in ("error", "zero"):
         raise ValueError(f"nonfinite must be 'error' or 'zero', not {nonfinite!r}")
     array = as_values(x)
     width = array.shape[-1]
     row_bytes = row_nbytes(width, qtype)
     importance = None if imatrix is None else importance_rows(imatrix, array.shape)
-    if importance is None and qtype in NEEDS_IMATRIX:
+    if importance is None and encoding.needs_imatrix:
         raise ValueError(f"{qtype.name} can't be quantized without an importance matrix (imatrix=)")
     index = dispatch.resolve(path)
     limit = thread_count(threads)
@@ -212,7 +195,9 @@ def quantize_quietly(
 
     as_is = flat.dtype == np.float32 and flat.dtype.isnative and flat.flags.c_contiguous
     native = dispatch.native if index >= 0 else None
-    piece = _PIECE if qtype not in _SEARCHING else _PIECE // 8
+    if native is not None and qtype not in _PLAIN and not native.encodes(qtype):
+        native = None
+    piece = _PIECE if not encoding.searches else _PIECE // 8
     workers = min(limit, max(1, flat.size // piece))
     n_importance = 1 if importance is None else len(importance)
     if native is None:
@@ -224,7 +209,7 @@ def quantize_quietly(
     pieces = list(_pieces(len(flat), flat.shape[1], n_importance, piece))
 
     # Searches take so long that everything is checked before; else it is on the way, while the values are in the cache.
-    quick = native is not None and qtype not in _SEARCHING | _PLAIN and importance is None
+    quick = native is not None and qtype not in _PLAIN and not encoding.searches and importance is None
     if nonfinite == "error" and not quick:
 
         def check(p: _Piece) -> None:
@@ -286,7 +271,7 @@ def _pieces(rows: int, width: int, groups: int, values: int) -> Iterator[_Piece]
 
 
 def _lattice(qtype: QType) -> tuple[npt.NDArray[Any], ...] | None:
-    if not qtype.name.startswith(("IQ1", "IQ2", "IQ3")):
+    if qtype not in ENCODINGS or not ENCODINGS[qtype].codebook:
         return None
     from .reference.lattice import lattice
 
@@ -316,7 +301,7 @@ def _encode_in_numpy(rows: Floats, qtype: QType, weights: Floats | None, into: n
     qw = means = None
     if weights is not None:
         qw = np.tile(weights.reshape(per_row, size), (len(rows), 1))
-        if qtype in _BY_ROW:
+        if ENCODINGS[qtype].by_row:
             means = np.repeat(mean_square(rows), per_row)
     blocks = encode_blocks(rows.reshape(-1, size), qtype, qw, means)
     into[:] = blocks.reshape(len(rows), -1)
@@ -325,9 +310,11 @@ def _encode_in_numpy(rows: Floats, qtype: QType, weights: Floats | None, into: n
 
 def _overflows(blocks: npt.NDArray[np.uint8], qtype: QType) -> int:
     """Blocks with an infinite scale."""
-    if qtype is QType.IQ1_M:
-        return int(np.count_nonzero((blocks[:, 55] & 0x70 == 0x70) & (blocks[:, 53] & 0xC0 == 0xC0)))
+    encoding = ENCODINGS[qtype]
     infinite = np.zeros(len(blocks), bool)
-    for at in _HALVES.get(qtype, ()):
+    for at in encoding.halves:
         infinite |= blocks[:, at + 1] & 0x7C == 0x7C
+    if encoding.half_in_nibbles is not None:
+        words = blocks[:, encoding.half_in_nibbles :]
+        infinite |= (words[:, 7] & 0x70 == 0x70) & (words[:, 5] & 0xC0 == 0xC0)
     return int(np.count_nonzero(infinite))

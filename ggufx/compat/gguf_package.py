@@ -300,7 +300,7 @@ def _known_classes(module: ModuleType, base: type) -> tuple[dict[type, QType], d
             if "quantize_blocks" in vars(cls):
                 is_ours = is_original(module, cls, "quantize_blocks") and not _rounds_in_double(module, cls)
             else:
-                is_ours = qtype not in encode.NEEDS_IMATRIX
+                is_ours = qtype in encode.QUANTIZABLE - encode.NEEDS_IMATRIX
             if is_ours:
                 encoded[cls] = qtype
     return decoded, encoded, foreign

@@ -10,10 +10,21 @@ import operator
 import re
 from collections.abc import Iterable
 from enum import IntEnum
+from typing import NamedTuple
 
 from ..errors import GGUFError, near_names
 
-__all__ = ["CODE_BYTES", "NUMERIC_DTYPES", "SWAP_FIELDS", "QType", "nbytes", "row_nbytes", "type_name"]
+__all__ = [
+    "CODE_BYTES",
+    "ENCODINGS",
+    "NUMERIC_DTYPES",
+    "SWAP_FIELDS",
+    "Encoding",
+    "QType",
+    "nbytes",
+    "row_nbytes",
+    "type_name",
+]
 
 
 class QType(IntEnum):
@@ -226,6 +237,60 @@ SWAP_FIELDS: dict[QType, tuple[tuple[int, int, int], ...]] = {
     QType.NVFP4: (),
     QType.Q1_0: ((0, 2, 1),),
     QType.Q2_0: ((0, 2, 1),),
+}
+
+
+class Encoding(NamedTuple):
+    """What is to be known about quantizing to a type, besides how."""
+
+    halves: tuple[int, ...] = ()
+    """Offsets of the half-precision numbers of a block, which overflow where the values are too large."""
+
+    half_in_nibbles: int | None = None
+    """Offset of four 16-bit words whose highest nibbles are such a number, the lowest first."""
+
+    by_row: bool = False
+    """Whether importance is weighed with the mean square of the whole row. Other types never look beyond a block."""
+
+    searches: bool = False
+    """Whether it takes 5 to 100 ns for a value to find scales, instead of 0.3."""
+
+    needs_imatrix: bool = False
+    """Whether ggml, too, has no such call without importance."""
+
+    codebook: bool = False
+    """Whether values are looked up in a codebook with its neighbours (reference/lattice.py)."""
+
+
+# The types that can be quantized to. Their rows in csrc/types.def say the same to the C drivers.
+ENCODINGS: dict[QType, Encoding] = {
+    QType.Q4_0: Encoding((0,), by_row=True),
+    QType.Q4_1: Encoding((0, 2), by_row=True),
+    QType.Q5_0: Encoding((0,), by_row=True),
+    QType.Q5_1: Encoding((0, 2), by_row=True),
+    QType.Q8_0: Encoding((0,)),
+    QType.Q8_1: Encoding((0, 2)),
+    QType.Q2_K: Encoding((80, 82), searches=True),
+    QType.Q3_K: Encoding((108,), searches=True),
+    QType.Q4_K: Encoding((0, 2), searches=True),
+    QType.Q5_K: Encoding((0, 2), searches=True),
+    QType.Q6_K: Encoding((208,), searches=True),
+    QType.Q8_K: Encoding(),
+    QType.IQ2_XXS: Encoding((0,), searches=True, needs_imatrix=True, codebook=True),
+    QType.IQ2_XS: Encoding((0,), searches=True, needs_imatrix=True, codebook=True),
+    QType.IQ3_XXS: Encoding((0,), searches=True, codebook=True),
+    QType.IQ1_S: Encoding((0,), searches=True, needs_imatrix=True, codebook=True),
+    QType.IQ4_NL: Encoding((0,), searches=True),
+    QType.IQ3_S: Encoding((0,), searches=True, codebook=True),
+    QType.IQ2_S: Encoding((0,), searches=True, codebook=True),
+    QType.IQ4_XS: Encoding((0,), searches=True),
+    QType.IQ1_M: Encoding(half_in_nibbles=48, searches=True, codebook=True),
+    QType.TQ1_0: Encoding((52,)),
+    QType.TQ2_0: Encoding((64,)),
+    QType.MXFP4: Encoding(),
+    QType.NVFP4: Encoding(),
+    QType.Q1_0: Encoding((0,)),
+    QType.Q2_0: Encoding((0,)),
 }
 
 

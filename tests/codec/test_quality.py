@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from oracle import ENCODED_TYPES
 
 import ggufx
 from ggufx.codec.quality import ErrorSums
 
 
+@pytest.mark.parametrize("qtype", ENCODED_TYPES, ids=lambda t: t.name)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_against_numpy(rng, qtype, weighted):
     x = rng.standard_normal((5, 512)).astype(np.float32)

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import os
 import warnings
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
 from conftest import VECTORS
-from oracle import BLOCK_TYPES, Ggml
+from oracle import ENCODED_TYPES, Ggml
 
 import ggufx
 from ggufx import GGUFError, GGUFWarning, QType
 from ggufx.codec import dispatch
+from ggufx.codec import encode as encoding
 from ggufx.codec.encode import NEEDS_IMATRIX
 from ggufx.codec.reference.codebooks import GRIDS
 from ggufx.codec.reference.lattice import LATTICES, PAD, lattice
+from ggufx.formats.tensor_types import ENCODINGS
 
-CODEBOOKS = [t for t in BLOCK_TYPES if t.name in LATTICES]
-FAST = [t for t in BLOCK_TYPES if t not in CODEBOOKS]
-ROWS = [t for t in BLOCK_TYPES if t not in (QType.Q8_1, QType.Q8_K)]  # ggml's chunk call lacks these two
+CODEBOOKS = [t for t in ENCODED_TYPES if t.name in LATTICES]
+FAST = [t for t in ENCODED_TYPES if t not in CODEBOOKS]
+ROWS = [t for t in ENCODED_TYPES if t not in (QType.Q8_1, QType.Q8_K)]  # ggml's chunk call lacks these two
+
+
+@pytest.fixture(params=ENCODED_TYPES, ids=lambda t: t.name)
+def qtype(request: pytest.FixtureRequest) -> QType:
+    """Every type there is an encoder for."""
+    return request.param
 
 
 @pytest.fixture(scope="session")
@@ -77,8 +86,22 @@ def kinds_of_rows(rng: np.random.Generator, width: int = 512) -> dict[str, np.nd
     return {name: row.astype(np.float32) for name, row in rows.items()}
 
 
-def test_frozen_has_every_type(frozen):
-    assert {key.split(".")[0] for key in frozen if "." in key} == {t.name for t in BLOCK_TYPES}
+def test_a_type_without_encoder_is_refused(monkeypatch):
+    monkeypatch.delitem(ENCODINGS, QType.Q4_0)
+    monkeypatch.setattr(encoding, "QUANTIZABLE", encoding.QUANTIZABLE - {QType.Q4_0})
+    with pytest.raises(ValueError, match="Q4_0 isn't a type to quantize to"):
+        ggufx.quantize(np.ones(32, np.float32), "Q4_0")
+
+
+def test_without_a_compiled_encoder_the_reference_quantizes(monkeypatch, rng, path):
+    """The extension is asked what it has, whatever Python's tables say."""
+    x = rng.standard_normal((3, 64)).astype(np.float32)
+    want = ggufx.quantize(x, "Q4_0", imatrix=np.ones(64))
+    if dispatch.native is not None:
+        lacking = SimpleNamespace(**vars(dispatch.native))
+        lacking.encodes = lambda number: False
+        monkeypatch.setattr(dispatch, "native", lacking)
+    np.testing.assert_array_equal(ggufx.quantize(x, "Q4_0", imatrix=np.ones(64), path=path), want)
 
 
 @pytest.mark.parametrize("importance", ["plain", "imatrix"])
@@ -397,11 +420,3 @@ def test_neighbours(rng, name):
         np.testing.assert_array_equal(table.neighbours[start : start + count], want)
         padding = table.neighbours[start + count : start + -(-count // PAD) * PAD]
         assert (padding == want[0]).all()
-
-
-def test_every_type_has_encoders():
-    from ggufx.codec.reference.encode import ENCODERS
-
-    assert set(ENCODERS) == set(BLOCK_TYPES)
-    if dispatch.native is not None:
-        assert {t for t in QType if dispatch.native.encodes(t)} == set(BLOCK_TYPES)

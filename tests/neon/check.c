@@ -149,7 +149,7 @@ static void decode(int path, const char *name, const record *r, const uint8_t *b
 static void encode(int path, const char *name, const record *r, const uint8_t *rows, const uint8_t *importance,
                    const void *const *lattice, const uint8_t *want, room src, room dst, room weights) {
     const size_t row_bytes = r->width / r->values * r->bytes, counts[] = {r->count, 1, 3, 5};
-    if (!ggufx_encodes((int)r->type)) fail("no encoder", name, r, "the type is missing in encoders.def");
+    if (!ggufx_encodes((int)r->type)) fail("no encoder", name, r, "its row in types.def says NOT_ENCODED");
     for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
         const size_t count = counts[c], n = count * r->width;
         if (count > r->count) continue;

@@ -15,10 +15,12 @@ import ml_dtypes
 import numpy as np
 
 from ggufx import QType
+from ggufx.formats.tensor_types import ENCODINGS
 
 GGML_VERSION = "0.20.2.post1"
 
 BLOCK_TYPES = [t for t in QType if t.is_quantized]
+ENCODED_TYPES = list(ENCODINGS)
 FLOAT_TYPES = [QType.F32, QType.F16, QType.BF16, QType.F64]
 INTEGER_TYPES = [QType.I8, QType.I16, QType.I32, QType.I64]
 
