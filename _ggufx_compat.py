@@ -153,6 +153,8 @@ WATCHED = (
     "transformers.modeling_gguf_pytorch_utils",
     "transformers.integrations.gguf.reader",
     "transformers.integrations.gguf.dequant",
+    "gguf_connector.reader",
+    "gguf_connector.quant",
 )
 _waiting = Watcher(dict.fromkeys(WATCHED, _install))
 

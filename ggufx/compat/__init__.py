@@ -17,7 +17,7 @@ from typing import NamedTuple
 from _ggufx_compat import WATCHED, Watcher, is_wanted, take_over
 
 from .locks import Lock
-from .patching import Patches, say_once
+from .patching import Patches, State, say_once
 
 __all__ = ["WATCHED", "Status", "imported", "install", "patched", "status", "uninstall", "vllm_plugin"]
 
@@ -40,7 +40,7 @@ class Status(NamedTuple):
     waiting: tuple[str, ...]
 
 
-_Parts = dict[str, Callable[[Patches], str]]
+_Parts = dict[str, Callable[[Patches], State]]
 
 
 def _gguf(module: ModuleType) -> _Parts:
@@ -69,7 +69,11 @@ def _transformers_decoders(module: ModuleType) -> _Parts:
 
 _FindParts = Callable[[ModuleType], _Parts]
 _WATCHED: dict[str, _FindParts] = dict(
-    zip(WATCHED, (_gguf, _transformers_loader, _transformers_reader, _transformers_decoders), strict=True)
+    zip(
+        WATCHED,
+        (_gguf, _transformers_loader, _transformers_reader, _transformers_decoders, _gguf, _gguf),
+        strict=True,
+    )
 )
 # Modules of gguf whose classes are patched: reloading one makes them anew.
 _INNER = ("gguf.gguf_reader", "gguf.quants", "gguf.tensor_mapping")
@@ -78,7 +82,7 @@ _INNER = ("gguf.gguf_reader", "gguf.quants", "gguf.tensor_mapping")
 class _Done(NamedTuple):
     module: ModuleType
     patches: Patches
-    parts: dict[str, str]
+    parts: dict[str, State]
 
 
 class _Hold:
@@ -119,15 +123,15 @@ def _apply(name: str, module: ModuleType, find_parts: _FindParts) -> None:
         patches = Patches() if before is None else before.patches
         found = find_parts(module)
         moved = patches.moved() if same else set(found)
-        parts: dict[str, str] = {}
+        parts: dict[str, State] = {}
         with patches.by_this_thread():
             try:
                 for part, patch in found.items():
                     if before is not None and part not in moved:
                         parts[part] = before.parts[part]
                         continue
-                    parts[part] = patches.apply(part, patch)
-                    if parts[part] != "patched":
+                    parts[part] = state = patches.apply(part, patch)
+                    if isinstance(state, str) and state != "patched":
                         say_once(f"{name}, {part}: {parts[part]}")
             finally:
                 _done[name] = _Done(module, patches, parts)
@@ -160,7 +164,7 @@ def _hold(hold: _Hold, package: ModuleType | None) -> Status:
             name = next((n for n, done in _done.items() if done.module is package), package.__name__)
             hold.packages.add(name)
             _apply(name, package, _gguf)
-        return status()
+        return _status(False)
 
 
 def _release(hold: _Hold) -> None:
@@ -270,19 +274,28 @@ def patched(package: ModuleType | None = None) -> Iterator[Status]:
 
 
 def status() -> Status:
-    """Tell what is patched now."""
+    """Tell what is patched now.
+
+    What wasn't used yet is compared with the original for it, which takes a tenth of a second; `install` and `patched`
+    take it for patched.
+    """
+    return _status(True)
+
+
+def _status(compare: bool) -> Status:
     with _lock:
-        packages = {name: {part: _now(done, part) for part in done.parts} for name, done in _done.items()}
+        packages = {name: {part: _now(done, part, compare) for part in done.parts} for name, done in _done.items()}
         return Status(bool(_holds), packages, tuple(n for n in _WATCHED if n not in packages) if _holds else ())
 
 
-def _now(done: _Done, part: str) -> str:
+def _now(done: _Done, part: str, compare: bool) -> str:
     if part in done.patches.moved():
         return "not patched: its module was reloaded since; install() again patches it"
     others = done.patches.overridden(part)
-    if others:
-        return f"{done.parts[part]}, but somebody else has replaced {', '.join(others)} since"
-    return done.parts[part]
+    state = done.parts[part]
+    if not isinstance(state, str):
+        state = state() if compare else "patched"
+    return f"{state}, but somebody else has replaced {', '.join(others)} since" if others else state
 
 
 def vllm_plugin() -> None:

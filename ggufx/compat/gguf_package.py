@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from types import CodeType, ModuleType
-from typing import Any
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,22 +15,17 @@ from ..codec import decode, encode
 from ..errors import GGUFError
 from ..formats.tensor_types import QType
 from ..gguf_names import headers
-from .patching import Patches, Steps, are_as_they_were, is_known, is_original, say_once, source_block
+from . import comparing
+from .patching import Patches, State, is_original, say_once
 
 __all__ = ["parts"]
 
 READER_METHODS = ("_build_fields", "_build_tensor_info", "_build_tensors")
 # What the replaced methods call, or do themselves: a subclass that overrides one of them gets gguf's own loops.
 READER_HELPERS = ("_get", "_get_str", "_get_field_parts", "_get_tensor_info_field")
-# Class variables of the name map that its constructor reads.
-NAME_TABLES = ("mappings_cfg", "block_mappings_cfg")
-# What the arrays' methods of the quantization classes call, beside what each class defines.
-STEPS = (
-    "init_grid", "quantize_blocks", "dequantize_blocks", "quantize_rows", "dequantize_rows", "_Quant__shape_to_bytes",
-    "_Quant__shape_from_bytes",
-)  # fmt: skip
-# Of what a class defines, what gguf itself changes, or we do.
-UNSTEADY = frozenset({"grid", "_abc_impl", "_Quant__dequantize_lazy", "_Quant__quantize_lazy"})
+# ggml's limit, which newer versions hold files to.
+MAX_DIMS = 4
+DIFFERS = "left alone: its results aren't ours"
 # Types in which the sign of a zero scale or minimum depends on which zero is looked at: bytes of those halves.
 MINDS_ZEROS = {QType.Q4_0: 2, QType.Q4_1: 4, QType.Q5_0: 2, QType.Q5_1: 4}
 # Types whose blocks of values too small for the scale make numpy warn in gguf: where that half lies.
@@ -39,47 +34,53 @@ WARNS_OF_ZEROS = {QType.Q8_0: 0, QType.TQ1_0: 52, QType.TQ2_0: 64}
 KEPT_NAME_MAPS = 8
 
 
-def _submodule(package: ModuleType, name: str) -> ModuleType | None:
-    module = sys.modules.get(f"{package.__name__}.{name}") or getattr(package, name, None)
-    return module if isinstance(module, ModuleType) else None
+def _module_with(package: ModuleType, name: str) -> ModuleType | None:
+    """The module that defines a class: the package itself, one of its attributes, or one below it."""
+    below = f"{getattr(package, '__name__', '')}."
+    others = [m for n, m in list(sys.modules.items()) if n.startswith(below)]
+    for module in (package, *vars(package).values(), *others):
+        if isinstance(module, ModuleType):
+            cls = vars(module).get(name)
+            if isinstance(cls, type) and cls.__module__ == vars(module).get("__name__"):
+                return module
+    return None
 
 
-def parts(package: ModuleType) -> dict[str, Callable[[Patches], str]]:
+def parts(package: ModuleType) -> dict[str, Callable[[Patches], State]]:
     """Return the parts of a copy of the package, each with the function that patches it in place.
 
     Parameters
     ----------
     package : module
-        ``gguf`` or another copy of it.
+        ``gguf``, another copy of it under whatever name, or a single module that has some of its classes.
 
     Returns
     -------
     dict
-        Part -> function, which returns ``"patched"`` or why the part was left alone.
+        Part -> function, which returns ``"patched"``, why the part was left alone, or a function that finds that out.
     """
 
-    def patch_with(patch: Callable[[ModuleType, Patches], str], name: str, patches: Patches) -> str:
-        module = patches.rely_on(lambda: _submodule(package, name))
-        if module is None:
-            return f"left alone: {package.__name__} has no module {name}"
-        return patch(module, patches)
+    def patch_with(patch: Callable[[ModuleType, Patches], State], name: str, patches: Patches) -> State:
+        module = patches.rely_on(lambda: _module_with(package, name))
+        return "left alone: it isn't there" if module is None else patch(module, patches)
 
-    return {
-        "reader": partial(patch_with, _patch_reader, "gguf_reader"),
-        "quants": partial(patch_with, _patch_quants, "quants"),
-        "tensor names": partial(patch_with, _patch_names, "tensor_mapping"),
+    every: dict[str, partial[State]] = {
+        "reader": partial(patch_with, _patch_reader, "GGUFReader"),
+        "quants": partial(patch_with, _patch_quants, "__Quant"),
+        "tensor names": partial(patch_with, _patch_names, "TensorNameMap"),
     }
+    found = [part for part, patch in every.items() if _module_with(package, patch.args[1]) is not None]
+    return {part: every[part] for part in found or every}
 
 
-def _patch_reader(module: ModuleType, patches: Patches) -> str:
+def _patch_reader(module: ModuleType, patches: Patches) -> State:
     reader = patches.rely_on(lambda: module.GGUFReader)
-    patches.rely_on(lambda: module.ReaderField)
-    if not is_known(module, "class GGUFReader", "class ReaderTensor"):
-        return "left alone: this version's GGUFReader isn't known"
+    field_class = patches.rely_on(lambda: module.ReaderField)
     if not is_original(module, reader, *READER_METHODS, *READER_HELPERS):
         return "left alone: somebody else has replaced methods of GGUFReader"
-    originals = {name: vars(reader)[name] for name in (*READER_METHODS, *READER_HELPERS)}
+    originals: dict[str, Any] = {name: vars(reader)[name] for name in (*READER_METHODS, *READER_HELPERS)}
     patches.steps(reader, READER_HELPERS)
+    original_contents: Any = vars(field_class).get("contents")  # older versions have none
 
     def names() -> headers.Names:
         # Looked up each time: programs add types to the tables, and replace the enums, at run time.
@@ -94,6 +95,38 @@ def _patch_reader(module: ModuleType, patches: Patches) -> str:
 
     names()  # raises if one is missing
 
+    def build_fields(self: Any, offs: int, count: int) -> int:
+        return headers.build_fields(self, offs, count, names())
+
+    def build_tensor_info(self: Any, offs: int, count: int) -> tuple[int, list[Any]]:
+        found = headers.build_tensor_info(self, offs, count, names())
+        if any(field.parts.items.head[3].length > MAX_DIMS for field in found[1]):  # newer versions refuse them
+            return originals["_build_tensor_info"](self, offs, count)  # type: ignore[no-any-return]
+        return found
+
+    def build_tensors(self: Any, start_offs: int, fields: list[Any]) -> None:
+        if not headers.are_ours(fields):
+            originals["_build_tensors"](self, start_offs, fields)
+        else:
+            headers.build_tensors(self, start_offs, fields, names())
+
+    def contents(self: Any, index_or_slice: Any = slice(None)) -> Any:
+        values = headers.contents(self, index_or_slice)
+        return original_contents(self, index_or_slice) if values is NotImplemented else values
+
+    ours: dict[str, Any] = dict(zip(READER_METHODS, (build_fields, build_tensor_info, build_tensors), strict=True))
+    verdict: list[bool] = []
+
+    def agrees() -> bool:
+        """Whether gguf's methods and ours read the same; found out at the first use."""
+        if not verdict:
+            theirs, mine = (type("Sample", (reader,), {n: own[n] for n in READER_METHODS}) for own in (originals, ours))
+            both = (None, None) if original_contents is None else (original_contents, contents)
+            verdict.append(comparing.readers_agree(theirs, mine, both))
+            if not verdict[0]:
+                say_once(f"{module.__name__}, reader: {DIFFERS}")
+        return verdict[0]
+
     def takes(self: Any) -> bool:
         """Whether this reader is as gguf made it; otherwise gguf's own loops run, which call what was overridden."""
         cls = type(self)
@@ -105,47 +138,31 @@ def _patch_reader(module: ModuleType, patches: Patches) -> str:
             say_once(f"{who} overrides methods of {module.__name__}.GGUFReader, which read its headers")
             return False
         data = self.data
-        return isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 1 and data.flags.c_contiguous
+        plain = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 1 and data.flags.c_contiguous
+        return plain and agrees()
 
-    def _build_fields(self: Any, offs: int, count: int) -> int:
-        if not takes(self):
-            return originals["_build_fields"](self, offs, count)  # type: ignore[no-any-return]
-        return headers.build_fields(self, offs, count, names())
+    def method(name: str) -> Any:
+        original, own = originals[name], ours[name]
 
-    def _build_tensor_info(self: Any, offs: int, count: int) -> tuple[int, list[Any]]:
-        if not takes(self):
-            return originals["_build_tensor_info"](self, offs, count)  # type: ignore[no-any-return]
-        return headers.build_tensor_info(self, offs, count, names())
+        def either(self: Any, *arguments: Any) -> Any:
+            return (own if takes(self) else original)(self, *arguments)
 
-    def _build_tensors(self: Any, start_offs: int, fields: list[Any]) -> None:
-        if not takes(self) or not headers.are_ours(fields):
-            originals["_build_tensors"](self, start_offs, fields)
-        else:
-            headers.build_tensors(self, start_offs, fields, names())
+        return _disguise(either, original)
 
-    replaced: dict[str, Any] = {}
-    for method in (_build_fields, _build_tensor_info, _build_tensors):
-        _disguise(method, originals[method.__name__])
-        replaced[method.__name__] = method
-        patches.set(reader, method.__name__, method)
-
-    if "contents" in vars(module.ReaderField) and is_known(module, "class ReaderField"):
-        contents_of_gguf = module.ReaderField.contents
-
-        def contents(self: Any, index_or_slice: Any = slice(None)) -> Any:
-            values = headers.contents(self, index_or_slice)
-            return contents_of_gguf(self, index_or_slice) if values is NotImplemented else values
-
-        _disguise(contents, contents_of_gguf)
-        patches.set(module.ReaderField, "contents", contents)
-    return "patched"
+    replaced = {name: method(name) for name in READER_METHODS}
+    for name, function in replaced.items():
+        patches.set(reader, name, function)
+    if original_contents is not None:
+        patches.set(field_class, "contents", _disguise(contents, original_contents))
+    return lambda: "patched" if agrees() else DIFFERS
 
 
-def _disguise(function: Any, original: Any) -> None:
+def _disguise(function: Any, original: Any) -> Any:
     """Give a replacement the name, documentation and signature of what it replaces."""
     for name in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
         setattr(function, name, getattr(original, name))
     function.__wrapped__ = original
+    return function
 
 
 def _base_of(module: ModuleType) -> type:
@@ -153,27 +170,59 @@ def _base_of(module: ModuleType) -> type:
     return vars(module)["__Quant"]  # type: ignore[no-any-return]
 
 
-def _patch_quants(module: ModuleType, patches: Patches) -> str:
+def _patch_quants(module: ModuleType, patches: Patches) -> State:
     base = patches.rely_on(lambda: _base_of(module))
     array_methods = ("_Quant__dequantize_array", "_Quant__quantize_array")
-    if not is_known(module, "class __Quant", "def _apply_over_grouped_rows", "def quant_shape_from_byte_shape"):
-        return "left alone: this version's quantization classes aren't known"
     if not is_original(module, base, *array_methods, "dequantize_rows", "quantize_rows"):
         return "left alone: somebody else has replaced methods of its classes"
     dequantize_of_gguf, quantize_of_gguf = (vars(base)[name].__func__ for name in array_methods)
-    decoded, encoded, foreign = _known_classes(module, base)
-    steps = {cls: _steps_of(module, base, cls, patches) for cls in decoded}
+    # A class's steps -> its type, where it decodes or encodes as we do.
+    decoders: dict[tuple[object, ...], QType | None] = {}
+    encoders: dict[tuple[object, ...], QType | None] = {}
+
+    def own_type(cls: Any, *steps: str) -> QType | None:
+        """Type of a class whose steps stand in the source of its modules, and weren't replaced by anyone."""
+        qtype = next((t for t in QType if t == int(cls.qtype)), None)
+        sizes = qtype is not None and (cls.block_size, cls.type_size) == (qtype.block_size, qtype.block_bytes)
+        return qtype if sizes and all(map(partial(_is_own, cls), steps)) else None
+
+    def decoder(cls: Any) -> QType | None:
+        key = (cls, _static(cls, "dequantize_blocks"), _static(cls, "dequantize_rows"))
+        if key not in decoders:
+            qtype = own_type(cls, "dequantize_blocks", "dequantize_rows")
+            same = qtype is not None and comparing.decodes_alike(
+                qtype, partial(dequantize_of_gguf, cls), lambda raw: decode.dequantize(raw, qtype)
+            )
+            decoders[key] = qtype if same else None
+            if qtype is not None and not same:
+                say_once(f"{module.__name__}, {cls.__name__}: {DIFFERS}")
+        return decoders[key]
+
+    def encoder(cls: Any) -> QType | None:
+        key = (cls, _static(cls, "quantize_blocks"), _static(cls, "quantize_rows"))
+        if key not in encoders:
+            qtype = own_type(cls, "quantize_blocks", "quantize_rows")
+            if qtype is not None and can_encode(cls):
+                same = comparing.encodes_alike(partial(quantize_of_gguf, cls), partial(_encode, cls, qtype))
+                if not same:
+                    say_once(f"{module.__name__}, {cls.__name__}, encoding: {DIFFERS}")
+            else:
+                # Types that need an importance matrix stay as impossible as they are in gguf.
+                same = qtype is not None and qtype not in encode.NEEDS_IMATRIX
+            encoders[key] = qtype if same else None
+        return encoders[key]
+
+    def can_encode(cls: Any) -> bool:
+        return _static(cls, "quantize_blocks") is not _static(base, "quantize_blocks")
 
     def dequantize_array(cls: Any, array: Any) -> npt.NDArray[Any]:
-        qtype = decoded.get(cls)
         # Anything but bytes, and arrays without elements, have meanings of their own in gguf.
         if (
-            qtype is None
-            or type(array) not in (np.ndarray, np.memmap)
+            type(array) not in (np.ndarray, np.memmap)
             or array.dtype.itemsize != 1
             or not array.size
             or not array.ndim
-            or not are_as_they_were(steps[cls])
+            or (qtype := decoder(cls)) is None
             or array.shape[-1] % qtype.block_bytes
         ):
             return dequantize_of_gguf(cls, array)  # type: ignore[no-any-return]
@@ -185,8 +234,8 @@ def _patch_quants(module: ModuleType, patches: Patches) -> str:
         return values
 
     def quantize_array(cls: Any, array: Any) -> npt.NDArray[Any]:
-        qtype = encoded.get(cls)
-        if qtype is not None and "quantize_blocks" not in vars(cls) and are_as_they_were(steps[cls]):
+        qtype = encoder(cls)
+        if qtype is not None and not can_encode(cls):
             return _quantize_anew(array, qtype)
         if (
             qtype is None
@@ -194,33 +243,14 @@ def _patch_quants(module: ModuleType, patches: Patches) -> str:
             or not array.size
             or not array.ndim
             or array.dtype.kind != "f"
-            or not are_as_they_were(steps[cls])
             or array.shape[-1] % qtype.block_size
             or not _warns_at_most()
         ):
             return quantize_of_gguf(cls, array)  # type: ignore[no-any-return]
         with np.errstate(all="ignore"):
             values = np.ascontiguousarray(array, np.float32).view(np.ndarray)
-        try:
-            packed, overflow = encode.quantize_quietly(values, qtype)
-        except GGUFError:  # NaN and infinities
-            overflow = "gguf has its own answer"
-        if overflow:  # and numpy's own warning
-            return quantize_of_gguf(cls, array)  # type: ignore[no-any-return]
-        blocks, rows = packed.reshape(-1, qtype.block_bytes), values.reshape(-1, qtype.block_size)
-        if qtype in MINDS_ZEROS:
-            # Of zeros of both signs ggml takes another one for the scale or minimum than gguf does.
-            halves = np.ascontiguousarray(blocks[:, : MINDS_ZEROS[qtype]]).view(np.uint16)
-            again = np.flatnonzero((halves & 0x7FFF == 0).any(1))
-        elif qtype in WARNS_OF_ZEROS:
-            at = WARNS_OF_ZEROS[qtype]
-            again = np.flatnonzero((blocks[:, at] == 0) & (blocks[:, at + 1] & 0x7F == 0))
-            again = again[(rows[again] != 0).any(1)]
-        else:
-            return packed
-        if len(again):
-            blocks[again] = cls.quantize_blocks(rows[again])
-        return packed
+        packed = _encode(cls, qtype, values)
+        return quantize_of_gguf(cls, array) if packed is None else packed
 
     _disguise(dequantize_array, dequantize_of_gguf)
     _disguise(quantize_array, quantize_of_gguf)
@@ -228,13 +258,59 @@ def _patch_quants(module: ModuleType, patches: Patches) -> str:
     patches.set(base, array_methods[1], classmethod(quantize_array))
     # The lazy forms hold what the arrays' methods were when the class was made.
     wrap = module.LazyNumpyTensor._wrap_fn
-    for cls in decoded:
-        to_bytes, from_bytes = cls._Quant__shape_to_bytes, cls._Quant__shape_from_bytes  # type: ignore[attr-defined]
+    for cls in module._type_traits.values():
+        to_bytes, from_bytes = cls._Quant__shape_to_bytes, cls._Quant__shape_from_bytes
         patches.set(
             cls, "_Quant__dequantize_lazy", wrap(getattr(cls, array_methods[0]), meta_noop=(np.float32, from_bytes))
         )
         patches.set(cls, "_Quant__quantize_lazy", wrap(getattr(cls, array_methods[1]), meta_noop=(np.uint8, to_bytes)))
-    return "patched" + (f", except the unknown {', '.join(sorted(foreign))}" if foreign else "")
+
+    def state() -> str:
+        classes = sorted(module._type_traits.values(), key=lambda cls: cls.__name__)
+        foreign = [f"{cls.__name__}'s decoding" for cls in classes if decoder(cls) is None]
+        foreign += [f"{cls.__name__}'s encoding" for cls in classes if can_encode(cls) and encoder(cls) is None]
+        return f"patched, except {', '.join(foreign)}: {DIFFERS}" if foreign else "patched"
+
+    return state
+
+
+def _static(cls: type, name: str) -> object:
+    """What stands under a name in a class or those it descends from."""
+    return next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), None)
+
+
+def _is_own(cls: type, name: str) -> bool:
+    """Whether a method of a class is one that the source of a class it descends from defines."""
+    function = getattr(_static(cls, name), "__func__", None)
+    # A wrapper bears the name of what it wraps, but not its module's globals.
+    return isinstance(function, FunctionType) and any(
+        function.__globals__.get("__name__") == c.__module__ and function.__qualname__ == f"{c.__name__}.{name}"
+        for c in cls.__mro__
+    )
+
+
+def _encode(cls: Any, qtype: QType, values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8] | None:
+    """Encode as gguf's class does; None where it has an answer or a warning of its own."""
+    try:
+        packed, overflow = encode.quantize_quietly(values, qtype)
+    except GGUFError:  # NaN and infinities
+        return None
+    if overflow:
+        return None
+    blocks, rows = packed.reshape(-1, qtype.block_bytes), values.reshape(-1, qtype.block_size)
+    if qtype in MINDS_ZEROS:
+        # Of zeros of both signs ggml takes another one for the scale or minimum than gguf does.
+        halves = np.ascontiguousarray(blocks[:, : MINDS_ZEROS[qtype]]).view(np.uint16)
+        again = np.flatnonzero((halves & 0x7FFF == 0).any(1))
+    elif qtype in WARNS_OF_ZEROS:
+        at = WARNS_OF_ZEROS[qtype]
+        again = np.flatnonzero((blocks[:, at] == 0) & (blocks[:, at + 1] & 0x7F == 0))
+        again = again[(rows[again] != 0).any(1)]
+    else:
+        return packed
+    if len(again):
+        blocks[again] = cls.quantize_blocks(rows[again])
+    return packed
 
 
 def _warns_at_most() -> bool:
@@ -252,6 +328,7 @@ def _quantize_anew(array: Any, qtype: QType) -> npt.NDArray[np.uint8]:
         return encode.quantize(np.ascontiguousarray(values, np.float32), qtype)
 
 
+<<<<<<< HEAD
 def _steps_of(module: ModuleType, base: type, cls: type, patches: Patches) -> Steps:
     """What the methods of a quantization class use to quantize and dequantize: methods, tables, functions."""
 
@@ -304,40 +381,46 @@ def _known_classes(module: ModuleType, base: type) -> tuple[dict[type, QType], d
             if is_ours:
                 encoded[cls] = qtype
     return decoded, encoded, foreign
+=======
+class _NameMap(NamedTuple):
+    tables: list[Any]
+    mapping: dict[str, Any]
+    again: bool | None  # whether building it again gave the same
+>>>>>>> a429fb2 (compat: know versions and copies of gguf by what they do, compared at their first use)
 
 
 def _patch_names(module: ModuleType, patches: Patches) -> str:
     cls = patches.rely_on(lambda: module.TensorNameMap)
-    if not is_known(module, "    def __init__(self, arch: MODEL_ARCH, n_blocks: int)"):
-        return "left alone: this version's TensorNameMap isn't known"
     if not is_original(module, cls, "__init__"):
         return "left alone: somebody else has replaced TensorNameMap's constructor"
     init_of_gguf = cls.__init__
-    kept: dict[Any, tuple[Any, dict[str, Any]]] = {}
+    _ = module.MODEL_TENSORS, module.TENSOR_NAMES  # raises if one is missing
+    kept: dict[Any, _NameMap] = {}
+
+    def tables(cls: type, arch: Any) -> list[Any]:
+        # They are open to change, and for some architectures gguf changes one itself as it builds.
+        own = [dict(v) for c in cls.__mro__ for n, v in sorted(vars(c).items()) if isinstance(v, dict)]
+        return [*own, list(module.MODEL_TENSORS[arch]), dict(module.TENSOR_NAMES)]
 
     def __init__(self: Any, arch: Any, n_blocks: int) -> None:
-        kind = type(self)
-        try:
-            # The tables are open to change: compare them, don't trust.
-            tables = [dict(getattr(kind, name)) for name in NAME_TABLES] + [
-                list(module.MODEL_TENSORS[arch]),
-                dict(module.TENSOR_NAMES),
-            ]
-            key = (kind, arch, int(n_blocks))
-            found = kept.get(key)
-            plain = arch not in kind.arch_block_mappings_cfg  # for these, gguf changes its own table as it builds
-        except (TypeError, KeyError, AttributeError):
-            plain = False
-        if not plain:
-            return init_of_gguf(self, arch, n_blocks)  # type: ignore[no-any-return]
-        if found is not None and found[0] == tables:
-            self.mapping = dict(found[1])
-            return None
+        cls = type(self)
+        key = (cls, arch, n_blocks)
+        before = tables(cls, arch)
+        found = kept.get(key)
+        if found is not None and found.tables == before and found.again is not False:
+            if found.again:
+                self.mapping = dict(found.mapping)
+                return
+            # The second one is built too: is it the tables alone that a map depends on?
+            init_of_gguf(self, arch, n_blocks)
+            same = self.mapping == found.mapping and list(self.mapping) == list(found.mapping)
+            kept[key] = found._replace(again=same and vars(self).keys() == {"mapping"})
+            return
         init_of_gguf(self, arch, n_blocks)
         if len(kept) >= KEPT_NAME_MAPS:
             kept.pop(next(iter(kept)), None)
-        kept[key] = (tables, dict(self.mapping))
-        return None
+        if tables(cls, arch) == before:
+            kept[key] = _NameMap(before, dict(self.mapping), None)
 
     _disguise(__init__, init_of_gguf)
     patches.set(cls, "__init__", __init__)

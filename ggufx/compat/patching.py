@@ -19,6 +19,7 @@ from .locks import Lock
 
 __all__ = [
     "Patches",
+    "State",
     "Steps",
     "are_as_they_were",
     "fingerprint",
@@ -36,6 +37,9 @@ _said: set[str] = set()
 
 Steps: TypeAlias = tuple[tuple[Mapping[str, object], str, object], ...]
 """Attributes that replaced code would have used, as they were: in which dictionary, their names, what they were."""
+
+State: TypeAlias = str | Callable[[], str]
+"""``"patched"``, why something was left alone, or a function that finds that out."""
 
 
 def are_as_they_were(steps: Steps) -> bool:
@@ -131,7 +135,7 @@ class Patches:
         finally:
             _of_threads.remove(mine)
 
-    def apply(self, part: str, patch: Callable[[Patches], str]) -> str:
+    def apply(self, part: str, patch: Callable[[Patches], State]) -> State:
         """Run a function that replaces things; returns what it says, or why everything stayed as it was."""
         # What a reload of the module has overwritten isn't there to be put back.
         lost = [c for c in self._changes if c.part == part and c.now() is not c.new and c.above() is None]

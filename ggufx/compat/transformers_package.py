@@ -30,7 +30,7 @@ from ..read import walk
 from ..read.reader import open as open_gguf
 from ..read.shards import SHARD, SplitFile
 from ..read.tensor import Tensor
-from .patching import Patches, is_known
+from .patching import Patches, State, is_known
 
 __all__ = ["decoder_parts", "loader_parts", "reader_parts"]
 
@@ -140,7 +140,7 @@ def _rewritten(module: ModuleType, name: str, copies: int, openings: int) -> Cod
     return None
 
 
-def loader_parts(module: ModuleType) -> dict[str, Callable[[Patches], str]]:
+def loader_parts(module: ModuleType) -> dict[str, Callable[[Patches], State]]:
     """Return the parts of ``transformers.modeling_gguf_pytorch_utils``, as `gguf_package.parts` does."""
     return {
         "load_gguf_checkpoint": partial(_patch_loader, module, "load_gguf_checkpoint", 1, 1),
@@ -163,7 +163,7 @@ def _patch_loader(module: ModuleType, name: str, copies: int, openings: int, pat
     return "patched"
 
 
-def reader_parts(module: ModuleType) -> dict[str, Callable[[Patches], str]]:
+def reader_parts(module: ModuleType) -> dict[str, Callable[[Patches], State]]:
     """Return the parts of ``transformers.integrations.gguf.reader``, as `gguf_package.parts` does."""
     return {
         "string arrays": partial(_patch_string_arrays, module),
@@ -257,7 +257,7 @@ def _calling(function: FunctionType, name: str) -> CodeType:
     return code.replace(co_firstlineno=old.co_firstlineno)
 
 
-def decoder_parts(module: ModuleType) -> dict[str, Callable[[Patches], str]]:
+def decoder_parts(module: ModuleType) -> dict[str, Callable[[Patches], State]]:
     """Return the parts of ``transformers.integrations.gguf.dequant``, as `gguf_package.parts` does."""
     return {"float32 decoders": partial(_patch_decoders, module)}
 

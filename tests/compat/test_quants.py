@@ -95,28 +95,9 @@ def test_methods_replaced_after_install(make):
         for cls, name, answer, call, given, want in cases:
             with mock.patch.object(cls, name, replacement(answer)):
                 assert (call(given, kinds(cls.qtype)) == want).all(), name
-                assert f"{cls.__name__}.{name}" in compat.status().packages["gguf"]["quants"]
+                assert f"except {cls.__name__}'s" in compat.status().packages["gguf"]["quants"]
             assert compat.status().packages["gguf"]["quants"] == "patched"
             assert not (call(given, kinds(cls.qtype)) == want).all(), name
-
-
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [
-        ("", "_apply_over_grouped_rows"),
-        ("", "quant_shape_from_byte_shape"),
-        ("Q4_K", "get_scale_min"),
-        ("Q5_K", "init_grid"),
-    ],
-)
-def test_functions_replaced_after_install(owner, name):
-    """What the classes' methods call is called when somebody else replaces it: of Q5_K's, Q4_K's too."""
-    owner = getattr(gguf.quants, owner) if owner else gguf.quants
-    raw = np.ones((2, 176), np.uint8)
-    with compat.patched(), mock.patch.object(owner, name, side_effect=getattr(owner, name)) as replaced:
-        gguf.dequantize(raw, gguf.GGMLQuantizationType.Q5_K)
-        assert replaced.called
-        assert name in compat.status().packages["gguf"]["quants"]
 
 
 def warned(call) -> list[tuple[type, str]]:
