@@ -153,6 +153,7 @@ WATCHED = (
     "transformers.modeling_gguf_pytorch_utils",
     "transformers.integrations.gguf.reader",
     "transformers.integrations.gguf.dequant",
+    "transformers.modeling_utils",
     "gguf_connector.reader",
     "gguf_connector.quant",
 )

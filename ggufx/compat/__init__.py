@@ -67,11 +67,25 @@ def _transformers_decoders(module: ModuleType) -> _Parts:
     return transformers_package.decoder_parts(module)
 
 
+def _transformers_models(module: ModuleType) -> _Parts:
+    from ..compat import transformers_loads
+
+    return transformers_loads.parts(module)
+
+
 _FindParts = Callable[[ModuleType], _Parts]
 _WATCHED: dict[str, _FindParts] = dict(
     zip(
         WATCHED,
-        (_gguf, _transformers_loader, _transformers_reader, _transformers_decoders, _gguf, _gguf),
+        (
+            _gguf,
+            _transformers_loader,
+            _transformers_reader,
+            _transformers_decoders,
+            _transformers_models,
+            _gguf,
+            _gguf,
+        ),
         strict=True,
     )
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import os
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ import numpy.typing as npt
 from .. import compat
 from ..compat.locks import Lock
 from ..compat.patching import Patches, say_once
+from ..compat.transformers_loads import is_swapped
 from ..formats.tensor_types import QType
 from ..model import loading
 from ..read.reader import open as open_gguf
@@ -35,6 +37,9 @@ __all__ = ["install_decoders", "load", "uninstall_decoders"]
 
 # Types that transformers 5.24's own decoders lack.
 LACKING = (QType.Q5_0, QType.Q5_1, QType.TQ1_0, QType.TQ2_0, QType.MXFP4, QType.NVFP4)
+
+# Seconds to wait for other threads' loading; making a model takes a few at most.
+PATIENCE = 30.0
 
 _lock = Lock()
 _decoders = Patches()
@@ -66,6 +71,8 @@ def load(path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = N
         If the file is broken, or a shard is missing.
     ImportError
         If transformers, torch or gguf is missing.
+    RuntimeError
+        If parameters were left without values, because another thread was just loading without ggufx.
 
     Examples
     --------
@@ -86,6 +93,7 @@ def load(path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = N
         options["dtype"] = dtype
     thread = threading.get_ident()
     patches = Patches()
+    _wait_for_others(transformers)
     # One load at a time: while it runs, the loader's method is another for all threads, though it does for them what it
     # always did. A child that one of them forks has the original.
     with _lock, ExitStack() as stack:
@@ -110,6 +118,7 @@ def load(path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = N
             raise ImportError(f"split files need another transformers than {transformers.__version__}, 5.24 for one")
         # The whole path: a mere name is looked for in the working directory first.
         loaded = cls.from_pretrained(os.path.dirname(first), gguf_file=first, **options)
+    _refuse_empty(loaded[0] if isinstance(loaded, tuple) else loaded, first)
     # What the model remembers, and saves with itself, is the name, as with a folder and a name.
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     remembered = getattr(getattr(model, "config", None), "quantization_config", None)
@@ -118,6 +127,35 @@ def load(path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = N
     elif getattr(remembered, "gguf_file", None) == first:
         remembered.gguf_file = os.path.basename(first)  # type: ignore[union-attr]
     return loaded
+
+
+def _wait_for_others(transformers: Any) -> None:
+    """Wait until no thread is in that part of transformers' own loading which leaves no room for another."""
+    base = transformers.PreTrainedModel
+    ending = time.monotonic() + PATIENCE
+    while is_swapped(base):
+        if time.monotonic() > ending:
+            raise RuntimeError(
+                "PreTrainedModel.tie_weights has been replaced by a function that does nothing, as transformers does "
+                "while it loads: calls of from_pretrained in several threads have left it so, and models would lack "
+                "their tied weights; restart the process, and call ggufx.compat.install() before such threads begin"
+            )
+        time.sleep(0.01)
+
+
+def _refuse_empty(model: Any, path: str) -> None:
+    """Refuse a model with parameters or buffers that have no memory, unless accelerate keeps them elsewhere."""
+    places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
+    if len(places) > 1 or places & {"disk", "meta"}:
+        return
+    named = [*getattr(model, "named_parameters", tuple)(), *getattr(model, "named_buffers", tuple)()]
+    empty = [name for name, values in named if values.device.type == "meta"]
+    if empty:
+        raise RuntimeError(
+            f"{path}: {len(empty)} parameters of the model were left without values, {empty[0]!r} for one: another "
+            "thread was loading a model by transformers alone meanwhile; load again, with ggufx.compat.install() "
+            "called before such threads begin"
+        )
 
 
 def _takes_splits() -> bool:
