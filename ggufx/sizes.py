@@ -6,7 +6,7 @@ import operator
 import re
 from typing import Any
 
-__all__ = ["count_of", "format_size", "parse_size", "size_of"]
+__all__ = ["count_of", "counted", "format_size", "parse_size", "size_of"]
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", 1):
@@ -79,3 +79,8 @@ def format_size(nbytes: float) -> str:
             break
         value /= 1024
     return f"{sign}{value:.0f} {unit}" if unit == "bytes" else f"{sign}{value:.2f} {unit}"
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things: ``1 tensor``, ``2 tensors``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

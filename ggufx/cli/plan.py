@@ -11,7 +11,7 @@ from ..cli import sample
 from ..formats.file_types import FileType
 from ..formats.tensor_types import QType
 from ..requantize.plan import OVERHEAD, MixPlan, Plan, plan
-from ..sizes import format_size, parse_size
+from ..sizes import counted, format_size, parse_size
 from .terminal import printable
 
 __all__ = ["add_arguments", "run"]
@@ -106,7 +106,7 @@ def _print_mixes(p: Plan, arguments: argparse.Namespace) -> None:
             remarks.append("needs an importance matrix")
         if mix.fallbacks:
             cost = 8 * mix.fallback_nbytes / mix.size
-            remarks.append(f"{len(mix.fallbacks)} fallbacks, {cost:+.2f} bits")
+            remarks.append(f"{counted(len(mix.fallbacks), 'fallback')}, {cost:+.2f} bits")
         print(f"{line}  {', '.join(remarks)}".rstrip())
     if p.memory is not None:
         best = p.best.ftype.name if p.best else "none of the mixes from Q3_K_S up fits"

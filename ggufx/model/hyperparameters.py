@@ -139,6 +139,20 @@ class ModelFacts:
             numbers.number("nextn_predict_layers", 0),
         )
 
+    @classmethod
+    def known(cls, metadata: Mapping[str, Any]) -> ModelFacts:
+        """Read what there is: projectors, diffusion models and adapters don't count blocks, so `n_layer` is 0 for them.
+
+        Raises
+        ------
+        GGUFError
+            If a number is there but isn't one.
+        """
+        arch = metadata.get("general.architecture", "")
+        if arch == "" or (isinstance(arch, str) and f"{arch}.block_count" not in metadata):
+            return cls(arch, 0)
+        return cls.from_metadata(metadata)
+
     @property
     def gqa(self) -> int:
         """How many query heads share a key head in the first layer; 0 when it has none."""

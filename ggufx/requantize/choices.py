@@ -15,7 +15,18 @@ from ..errors import GGUFError
 from ..formats.file_types import FileType
 from ..formats.tensor_types import QType
 from ..model.hyperparameters import ModelFacts
-from .mixes import LOW_MIXES, Place, Role, fitting_type, kept_reason, mixed_type, needs_imatrix, role_of
+from .mixes import (
+    LOW_MIXES,
+    Place,
+    Role,
+    asked_type,
+    fitting_type,
+    kept_reason,
+    kept_where_unknown,
+    mixed_type,
+    needs_imatrix,
+    role_of,
+)
 
 __all__ = ["Choice", "Request", "TensorLike", "TensorSpec", "block_number", "choose", "visiting_order"]
 
@@ -163,16 +174,19 @@ class _Recipe:
     def choose(self, t: TensorLike) -> Choice:
         request, default = self.request, self.request.ftype.default_type
         shape = tuple(t.shape)
-        if reason := kept_reason(t.name, shape, self.facts.arch, request.leave_output):
+        reason = kept_reason(t.name, shape, self.facts.arch, request.leave_output)
+        if reason is None and not self.facts.n_layer:
+            reason = kept_where_unknown(t.name, t.qtype)
+        if reason:
             return Choice(t.name, shape, t.qtype, t.qtype, kept=reason)
         role = role_of(t.name)
         override = self.overridden(t.name)
         named_apart = t.name == "per_layer_token_embd.weight" and override is not None
         wanted: QType
         if role is Role.EMBEDDING and request.embedding_type is not None and not named_apart:
-            wanted = fitting = request.embedding_type
+            wanted = fitting = asked_type(t.name, shape, request.embedding_type)
         elif role is Role.OUTPUT and request.output_type is not None:
-            wanted = fitting = request.output_type
+            wanted = fitting = asked_type(t.name, shape, request.output_type)
         elif override is None and not default.is_quantized:
             wanted = fitting = default
         else:
@@ -211,7 +225,8 @@ def choose(
     Raises
     ------
     GGUFError
-        Where llama-quantize gives up: a type without a fallback, an expert tensor without a block number.
+        Where llama-quantize gives up: a type without a fallback, an expert tensor without a block number, rows of the
+        embeddings or the output that aren't whole blocks of the type asked for them.
     """
     order = list(tensors) if keep_order else visiting_order(tensors)
     recipe = _Recipe(order, facts, request)

@@ -30,14 +30,11 @@ from . import target_size as budget
 from .choices import Choice, Request, block_number, choose
 from .importance import Importance
 from .metadata import GUESSED, Override, declared_or_guessed, fill_metadata, heaviest_mix
-from .mixes import EMBEDDINGS
+from .mixes import EMBEDDINGS, FLOATS
 from .report import Report, fallback_note, grouped, requantize_note
 from .slabs import Overflows, Slab, cut, ordered, quantized, take
 
 __all__ = ["Importance", "Override", "Report", "requantize"]
-
-# Besides the packed types, what other types can be made of.
-FLOATS = frozenset({QType.F32, QType.F16, QType.BF16, QType.F64})
 
 
 def requantize(
@@ -220,10 +217,12 @@ class _Job:
         self.files = files
         self.importance = importance
         self.overrides = overrides
+        self.facts = ModelFacts.known({**files[0].metadata, **{o.key: o.value for o in overrides}})
+        if prune and not self.facts.n_layer:
+            raise ValueError("blocks can't be pruned: the file doesn't count a model's blocks")
         self.sources, self.n_layer = _pruned(
             [_Source(name, t, n) for n, f in enumerate(files) for name, t in f.tensors.items()], prune
         )
-        self.facts = ModelFacts.from_metadata({**files[0].metadata, **{o.key: o.value for o in overrides}})
         self.ftype = FileType.F32
         self.file_type = 0  # what the output's metadata says
         self.error: float | None = None
@@ -307,7 +306,7 @@ class _Job:
                 continue
             if not isinstance(c.source, QType) or not (c.source.is_quantized or c.source in FLOATS):
                 raise GGUFError(f"tensor {c.name!r}: {type_name(c.source)} values can't become {type_name(c.qtype)}")
-            if c.source.is_quantized and not allow_requantize:
+            if c.source.is_quantized and c.qtype is not QType.F32 and not allow_requantize:
                 raise GGUFError(
                     f"tensor {c.name!r} is quantized already ({c.source.name}): making it {type_name(c.qtype)} adds "
                     "error to error; allow_requantize (--allow-requantize) does it all the same"
@@ -375,7 +374,15 @@ class _Job:
             quantized = self.quantized()
             have = sum(self.importance.has(self.by_name[c.name].tensor.name, c.shape) for c in quantized)
             weighed = (have, len(quantized))
-        return Report(self.ftype, tuple(self.choices), before, after, error=self.error, weighed=weighed)
+        return Report(
+            self.ftype,
+            tuple(self.choices),
+            before,
+            after,
+            error=self.error,
+            weighed=weighed,
+            described=self.facts.n_layer > 0,
+        )
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ after it :data:`FALLBACKS` (rows that aren't whole blocks). :mod:`ggufx.choices`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -19,17 +20,24 @@ from ..model.hyperparameters import ModelFacts
 __all__ = [
     "EMBEDDINGS",
     "FALLBACKS",
+    "FLOATS",
     "LOW_MIXES",
     "NEED_IMATRIX",
     "RULES",
     "Place",
     "Role",
+    "asked_type",
     "fitting_type",
     "kept_reason",
+    "kept_where_unknown",
     "mixed_type",
     "needs_imatrix",
     "role_of",
 ]
+
+
+# Besides the packed types, what other types can be made of.
+FLOATS = frozenset({QType.F32, QType.F16, QType.BF16, QType.F64})
 
 
 class Role(Enum):
@@ -138,6 +146,17 @@ def kept_reason(name: str, shape: Sequence[int], arch: str, leave_output: bool =
     if any(part in name for part in _KEPT_IN_ARCH.get(arch, ())):
         return f"kept in {arch}"
     return None
+
+
+# Names of position tensors in projectors and diffusion models, which llama-quantize doesn't know.
+_POSITION = re.compile(r"pos(ition)?(al)?_emb")
+
+
+def kept_where_unknown(name: str, qtype: QType | int) -> str | None:
+    """Why a tensor of a file that doesn't describe its blocks is kept, beside :func:`kept_reason`; or None."""
+    if not isinstance(qtype, QType) or not (qtype.is_quantized or qtype in FLOATS):
+        return "no floats"
+    return "position" if _POSITION.search(name) else None
 
 
 # --- the mixes -------------------------------------------------------------------------------------------------------
@@ -353,6 +372,22 @@ FALLBACKS: dict[QType, QType] = {
     QType.Q5_K: QType.Q5_1,
     QType.Q6_K: QType.Q8_0,
 }
+
+
+def asked_type(name: str, shape: Sequence[int], qtype: QType) -> QType:
+    """A type that was asked for by the tensor's role; there is no fallback for it.
+
+    Raises
+    ------
+    GGUFError
+        If the tensor's rows aren't whole blocks of it.
+    """
+    if shape[-1] % qtype.block_size:
+        raise GGUFError(
+            f"tensor {name!r}: {qtype.name} was asked for, but rows of {shape[-1]} values aren't whole blocks of "
+            f"{qtype.block_size}"
+        )
+    return qtype
 
 
 def fitting_type(name: str, shape: Sequence[int], qtype: QType) -> QType:

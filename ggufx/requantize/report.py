@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..formats.file_types import FileType
 from ..formats.tensor_types import QType, nbytes, type_name
-from ..sizes import format_size
+from ..sizes import counted, format_size
 from .choices import Choice
 
 __all__ = ["Report", "fallback_note", "grouped", "requantize_note"]
 
+# Blocks, experts, layers of a projector or of a diffusion model.
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
@@ -39,6 +41,8 @@ class Report:
     weighed : (int, int) or None
         With an importance matrix: for how many of the tensors that are quantized it has an entry, and how many these
         are.
+    described : bool
+        Whether the file's metadata counts the model's blocks, by which the mixes go.
     """
 
     ftype: FileType
@@ -49,6 +53,7 @@ class Report:
     error: float | None = None
     refused: str | None = None
     weighed: tuple[int, int] | None = None
+    described: bool = True
 
     @property
     def size(self) -> int:
@@ -67,10 +72,18 @@ class Report:
 
     @property
     def requantized(self) -> tuple[Choice, ...]:
-        """Tensors that were quantized before and get another type."""
-        return tuple(
-            c for c in self.choices if c.qtype != c.source and isinstance(c.source, QType) and c.source.is_quantized
-        )
+        """Tensors that were quantized before and get another type; not those that become F32, which is exact."""
+        return tuple(c for c in self._were_quantized() if c.qtype is not QType.F32)
+
+    @property
+    def decoded(self) -> tuple[Choice, ...]:
+        """Tensors that were quantized before and become F32."""
+        return tuple(c for c in self._were_quantized() if c.qtype is QType.F32)
+
+    def _were_quantized(self) -> Iterator[Choice]:
+        for c in self.choices:
+            if c.qtype != c.source and isinstance(c.source, QType) and c.source.is_quantized:
+                yield c
 
     def notes(self) -> list[str]:
         """Lines for the user: sizes, the share left as it was, fallbacks and what they cost, what is lost."""
@@ -83,13 +96,17 @@ class Report:
         if kept:
             values = sum(math.prod(c.shape) for c in self.choices if c.kept is not None)
             reasons = ", ".join(f"{n} {reason}" for reason, n in kept.items())
-            lines.append(f"{100 * values / self.size:.2f}% of the weights stay as they are ({reasons})")
+            lines.append(f"{100 * values / max(self.size, 1):.2f}% of the weights stay as they are ({reasons})")
+        if not self.described:
+            lines.append("the file doesn't count a model's blocks: where no name tells a role, the mix's default type")
         if self.weighed is not None:
             lines.append(f"importance for {self.weighed[0]} of {self.weighed[1]} tensors that are quantized")
         if self.fallbacks:
             lines += [fallback_note(self.fallbacks), *_fallback_lines(self.fallbacks)]
         if self.requantized:
             lines.append(requantize_note(self.requantized))
+        if self.decoded:
+            lines.append(f"{counted(len(self.decoded), 'quantized tensor')} decoded to F32, which is exact")
         return lines
 
 
@@ -97,32 +114,34 @@ def _fallback_lines(fallbacks: Sequence[Choice]) -> list[str]:
     """One line for each kind of tensor that falls back: which, how wide, to what, how many."""
     kinds: dict[tuple[str, int, str], list[Choice]] = {}
     for c in fallbacks:
-        part = _BLOCK.sub("blk.*.", c.name, 1)
+        part = _NUMBER.sub("*", c.name)
         kinds.setdefault((part, c.shape[-1], f"{type_name(c.wanted or 0)} -> {type_name(c.qtype)}"), []).append(c)
     lines = []
     for (part, width, pair), group in kinds.items():
         qtype, wanted = QType(group[0].qtype), QType(group[0].wanted or 0)
         extra = qtype.bits_per_weight - wanted.bits_per_weight
-        tensors = f"{len(group)} tensors" if len(group) > 1 else "1 tensor"
-        lines.append(f"  {part}: rows of {width}, {pair} ({extra:+.2f} bits per weight), {tensors}")
+        lines.append(
+            f"  {part}: rows of {width}, {pair} ({extra:+.2f} bits per weight), {counted(len(group), 'tensor')}"
+        )
     return lines
 
 
 def fallback_note(fallbacks: Sequence[Choice]) -> str:
-    values = sum(math.prod(c.shape) for c in fallbacks)
+    values = max(sum(math.prod(c.shape) for c in fallbacks), 1)
     bits = sum(8 * nbytes(c.shape, c.qtype) for c in fallbacks) / values
     wanted = sum(c.wanted.bits_per_weight * math.prod(c.shape) for c in fallbacks if c.wanted is not None) / values
     pairs = Counter(f"{type_name(c.wanted or 0)} -> {type_name(c.qtype)}" for c in fallbacks)
     return (
-        f"{len(fallbacks)} tensors have rows that aren't whole blocks and fall back to other types: {bits:.2f} bits "
-        f"per weight there, {wanted:.2f} were asked for ({', '.join(f'{n} {pair}' for pair, n in pairs.items())})"
+        f"{counted(len(fallbacks), 'tensor')} with rows that aren't whole blocks fall back to other types: {bits:.2f} "
+        f"bits per weight there, {wanted:.2f} were asked for ({', '.join(f'{n} {pair}' for pair, n in pairs.items())})"
     )
 
 
 def requantize_note(requantized: Sequence[Choice]) -> str:
     pairs = Counter(f"{type_name(c.source)} -> {type_name(c.qtype)}" for c in requantized)
+    kinds = ", ".join(f"{n} {pair}" for pair, n in pairs.items())
     return (
-        f"{len(requantized)} tensors were quantized already ({', '.join(f'{n} {pair}' for pair, n in pairs.items())}): "
+        f"{counted(len(requantized), 'tensor')} quantized already ({kinds}): "
         "the new rounding adds its error to the old one's; more bits make them larger, not better"
     )
 
@@ -133,7 +152,7 @@ def grouped(names: Iterable[str]) -> str:
     for name in names:
         match = _BLOCK.match(name)
         blocks.setdefault(_BLOCK.sub("blk.{}.", name, 1) if match else name, []).append(int(match[1]) if match else -1)
-    return ", ".join(part.replace("{}", _ranges(numbers), 1) for part, numbers in blocks.items())
+    return ", ".join(p if n[0] < 0 else p.replace("{}", _ranges(n), 1) for p, n in blocks.items())
 
 
 def _ranges(numbers: Iterable[int]) -> str:

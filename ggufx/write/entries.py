@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from ..codec.arrays import given_array
-from ..errors import GGUFError
+from ..errors import GGUFError, GGUFWarning
 from ..formats.tensor_types import QType, nbytes
 from ..read.tensor import Tensor
 from .stream import Entry, Source
@@ -289,9 +290,12 @@ def _check_quantizable(name: str, kind: QType) -> None:
 
 
 def _quantized(name: str, values: np.ndarray[Any, Any], kind: QType) -> Any:
-    from ..codec.encode import quantize
+    from ..codec.encode import quantize_quietly
 
     try:
-        return quantize(values, kind)
+        packed, overflow = quantize_quietly(values, kind)
     except GGUFError as error:
         raise GGUFError(f"tensor {name!r}: {error}") from error
+    if overflow:
+        warnings.warn(f"tensor {name!r}: {overflow}", GGUFWarning, stacklevel=2)
+    return packed

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -194,6 +195,117 @@ def test_quantized_tensors_need_leave_and_are_told(tmp_path: Path) -> None:
         report = requantize(source, tmp_path / "out.gguf", "Q4_K_M", allow_requantize=True, sync=False)
     assert len(report.requantized) == 7 * LAYERS + 2
     assert contents(tmp_path / "out.gguf") == expected(source, "Q4_K_M")
+
+
+def test_decoding_to_f32_needs_no_leave_and_says_once_that_it_is_exact(tmp_path: Path) -> None:
+    source = make_model(tmp_path / "q2.gguf", qtype=QType.Q2_K)
+    report = requantize(source, tmp_path / "out.gguf", "F32", sync=False)  # a warning would be an error here
+    assert (len(report.decoded), report.requantized) == (7 * LAYERS + 2, ())
+    assert sum("exact" in note for note in report.notes()) == 1
+    assert f"{7 * LAYERS + 2} quantized tensors decoded to F32, which is exact" in report.notes()
+    with ggufx.open(source) as f, ggufx.open(tmp_path / "out.gguf") as g:
+        for name in f:
+            np.testing.assert_array_equal(g[name].dequantize(), f[name].dequantize())
+    with pytest.raises(GGUFError, match="allow_requantize"):  # rounding to halves isn't exact
+        requantize(source, tmp_path / "out.gguf", "F16")
+
+
+@pytest.mark.parametrize("option", ["embedding_type", "output_type"])
+def test_types_that_rows_cannot_have_are_refused_by_name(tmp_path: Path, option: str) -> None:
+    source = make_model(tmp_path / "in.gguf", width=96)
+    name = "token_embd.weight" if option == "embedding_type" else "output.weight"
+    with pytest.raises(
+        GGUFError, match=rf"'{name}': Q6_K was asked for, but rows of 96 values aren't whole blocks of 256"
+    ):
+        requantize(source, tmp_path / "out.gguf", "Q8_0", **{option: QType.Q6_K})
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def other_files(rng: np.random.Generator) -> dict[str, tuple[dict, dict]]:
+    """Metadata and tensors of files that don't count a model's blocks."""
+
+    def values(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    return {
+        "projector": (
+            {"general.architecture": "clip", "clip.vision.block_count": 1},
+            {
+                "v.blk.0.attn_q.weight": values(64, 256),
+                "v.blk.0.attn_q.bias": values(64),
+                "v.blk.0.ffn_down.weight": values(64, 96),
+                "v.position_embd.weight": values(16, 256),
+                "v.patch_embd.weight": values(8, 3, 4, 4),
+                "mm.0.weight": values(64, 256),
+            },
+        ),
+        "diffusion": (
+            {"general.architecture": "flux"},
+            {
+                "double_blocks.0.img_attn.qkv.weight": values(96, 256),
+                "double_blocks.1.img_attn.qkv.weight": values(96, 100),
+                "conv_in.weight": values(8, 4, 3, 3),
+                "pos_embed.proj.weight": values(8, 256),
+                "steps.weight": np.ones((2, 256), np.int32),
+                "norm.scale": values(256),
+            },
+        ),
+        "adapter": (
+            {"general.architecture": "llama", "general.type": "adapter"},
+            {"blk.0.attn_q.weight.lora_a": values(4, 256), "blk.0.attn_q.weight.lora_b": values(256, 4)},
+        ),
+        "control vector": ({"general.architecture": "controlvector"}, {"direction.1": values(256)}),
+        "nameless": ({}, {"a.weight": values(4, 256), "b": values(4, 256)}),
+    }
+
+
+OTHERS = {
+    "projector": {"v.blk.0.attn_q.weight": "Q4_K", "v.blk.0.ffn_down.weight": "Q8_0", "mm.0.weight": "Q4_K"},
+    "diffusion": {
+        "double_blocks.0.img_attn.qkv.weight": "Q4_K",
+        "double_blocks.1.img_attn.qkv.weight": "F16",
+        "conv_in.weight": "F16",
+        "steps.weight": "I32",
+    },
+    "adapter": {},
+    "control vector": {},
+    "nameless": {"a.weight": "Q4_K"},
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_files_that_count_no_blocks_quantize(tmp_path: Path, kind: str) -> None:
+    metadata, tensors = other_files(np.random.default_rng(1))[kind]
+    source, out = tmp_path / "in.gguf", tmp_path / "out.gguf"
+    write(source, metadata, tensors, sync=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GGUFWarning)
+        report = requantize(source, out, "Q4_K_M", sync=False)
+    with ggufx.open(out) as f:
+        assert {name: f[name].qtype.name for name in tensors} == dict.fromkeys(tensors, "F32") | OTHERS[kind]
+        assert f.metadata["general.file_type"] == FileType.Q4_K_M
+    notes = "\n".join(report.notes())
+    assert "doesn't count a model's blocks" in notes
+    for c in report.choices:
+        assert (c.kept is None) == (c.qtype != c.source)
+    if kind == "diffusion":
+        assert "  double_blocks.*.img_attn.qkv.weight: rows of 100, Q4_K -> F16" in notes
+        assert "  conv_in.weight: rows of 3, Q4_K -> F16" in notes
+        assert "1 position" in notes
+    copied = requantize(source, out, "COPY", sync=False)
+    assert contents(out) == contents(source)
+    assert all(c.kept == "copied" for c in copied.choices)
+    with pytest.raises(ValueError, match="blocks can't be pruned: the file doesn't count"):
+        requantize(source, out, "COPY", prune_layers=[0])
+
+
+def test_pure_where_no_blocks_are_counted(tmp_path: Path) -> None:
+    metadata, tensors = other_files(np.random.default_rng(1))["projector"]
+    write(tmp_path / "in.gguf", metadata, tensors, sync=False)
+    requantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q8_0", pure=True, sync=False)
+    assert {n for n, (q, _) in contents(tmp_path / "out.gguf").items() if q == "Q8_0"} == {
+        "v.blk.0.attn_q.weight", "v.blk.0.ffn_down.weight", "mm.0.weight"
+    }  # fmt: skip
 
 
 def test_the_same_types_are_copied(tmp_path: Path) -> None:

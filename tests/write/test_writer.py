@@ -397,6 +397,13 @@ def test_quantized_on_the_way(tmp_path: Path) -> None:
         np.testing.assert_array_equal(f["b"].data, x.astype(np.float16))
 
 
+@pytest.mark.parametrize("qtype", ["F16", "Q8_0"])
+def test_overflow_on_the_way_names_the_tensor(tmp_path: Path, qtype: str) -> None:
+    with pytest.warns(GGUFWarning, match=f"'big': {qtype}: .* become infinite") as caught:
+        write(tmp_path / "m.gguf", {}, {"big": (np.full((2, 32), 1e8, np.float32), None, qtype)})
+    assert len(caught) == 1
+
+
 def test_keys_in_order_replaced_and_deleted(tmp_path: Path) -> None:
     with Writer(tmp_path / "m.gguf") as w:
         for key in "abc":
