@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..errors import GGUFError
 from . import encoders, families, recurrent
@@ -47,7 +48,6 @@ _NO_HEAD = r"^lm_head\.weight$"
 _NORMS = r"norm\.weight$"
 _AFTER = block({"post_attention_layernorm": "post_attention_norm"})
 _TRANSFORMER = ((r"^transformer\.", ""),)
-_MTP = r"^(model\.)?mtp\."
 
 
 def _without(*reasons: tuple[str, Callable[[Config], bool]]) -> Callable[[Config], str | None]:
@@ -81,6 +81,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
         {**LLAMA, **GRANITE_EXPERTS},
         families.GRANITE_MOE,
+        without_experts=recurrent.SHARED_ALONE,
         vocabulary=vocab.llama,
         rope_factors=llama3_factors,
     ),
@@ -90,8 +91,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         recurrent.GRANITE_HYBRID,
         recurrent.GRANITE_HYBRID_KEYS,
         renames=recurrent.MAMBA2_NAMES,
-        vocabulary=vocab.padded(8),
-        refuse=recurrent.no_hybrid,
+        vocabulary=recurrent.granite_vocabulary,
+        without_experts=recurrent.SHARED_ALONE,
+        named=recurrent.granite_name,
     ),
     Architecture(
         "apertus",
@@ -133,7 +135,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         recurrent.QWEN3_NEXT,
         recurrent.QWEN3_NEXT_KEYS,
         plus_one=r"(?<!linear_attn\.)norm\.weight$",
-        predictors=_MTP,
+        predictors=True,
+        blocks=families.blocks_and_next,
         usual=False,
         fuses_gate_up=True,
     ),
@@ -143,7 +146,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         recurrent.QWEN35,
         recurrent.QWEN35_KEYS,
         plus_one=r"(?<!linear_attn\.)norm\.weight$",
-        predictors=_MTP,
+        predictors=True,
+        blocks=families.blocks_and_next,
         usual=False,
     ),
     Architecture("olmoe", ("OlmoeForCausalLM",), {**DENSE, **QK_NORMS, **EXPERTS}, families.OLMOE),
@@ -378,4 +382,6 @@ def architecture_of(config: Config) -> Architecture:
         raise GGUFError(f"{config.source}: models of class {config.class_name} can't be converted yet")
     if (what := row.refuse(config)) is not None:
         raise GGUFError(f"{config.source}: this is {what}, which can't be converted yet")
-    return row
+    name = row.name if row.named is None else row.named(config)
+    names = row.names if config.first("num_local_experts", "num_experts") else {**row.names, **row.without_experts}
+    return replace(row, name=name, names=names)

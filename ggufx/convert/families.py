@@ -139,6 +139,16 @@ def xielu_keys(config: Config, tensors: Mapping[str, StoredTensor]) -> Keys:
     return keys
 
 
+def blocks_and_next(config: Config) -> int:
+    """The blocks with those that predict further tokens."""
+    return config.blocks + int(config.get("num_nextn_predict_layers") or 0)
+
+
+def with_next(keys: tuple[Key, ...]) -> tuple[Key, ...]:
+    """The keys, layers that predict further tokens counted among the blocks."""
+    return tuple(key._replace(source=blocks_and_next) if key.name == "block_count" else key for key in keys)
+
+
 HEAD_DIM = (Key("attention.key_length", ("head_dim",), U32), Key("attention.value_length", ("head_dim",), U32))
 _HEADS_KV = Key("attention.head_count_kv", lambda c: c.kv_heads, U32)
 _FILE = Key("general.file_type", lambda c: c.get(FILE_TYPE), U32)
@@ -369,7 +379,7 @@ LFM2_MOE = (
     Key("shortconv.l_cache", ("conv_L_cache",), U32, required=True),
 )
 GLM4_MOE = (
-    *replaced(Key("block_count", lambda c: blocks_and_next(c), U32)),
+    *with_next(COMMON),
     Key("rope.dimension_count", partial(0.5), U32),
     Key("expert_count", ("n_routed_experts",), U32),
     Key("expert_feed_forward_length", ("moe_intermediate_size",), U32),
@@ -406,8 +416,3 @@ GEMMA3N = (
     ),
 )
 BITNET = (*COMMON, Key("rope.scaling.type", lambda c: "linear", TEXT), Key("rope.scaling.factor", lambda c: 1.0, F32))
-
-
-def blocks_and_next(config: Config) -> int:
-    """The blocks with those that predict further tokens."""
-    return config.blocks + int(config.get("num_nextn_predict_layers") or 0)

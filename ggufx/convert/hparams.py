@@ -133,6 +133,8 @@ class Config:
         ):
             if (value := self.first(*others)) is not None:
                 rope.setdefault(name, value)
+        if self.model_type == "olmo3":  # whose windows have plain rotations, whatever stretches the others
+            local = theta
         if local is not None:
             return {"full_attention": rope, "sliding_attention": {"rope_theta": local}}
         return rope

@@ -21,7 +21,13 @@ from .transforms import (
     TRANSPOSE,
 )
 
-OUTER: Names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+OUTER: Names = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    # Where names get the prefix of the whole model, the head gets it too.
+    "model.lm_head": "output",
+}
 ATTENTION: Names = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",

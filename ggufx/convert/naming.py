@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -59,6 +59,10 @@ class Architecture:
         Hugging Face's names of the model classes.
     names : mapping
         From a checkpoint's names to the file's.
+    without_experts : mapping
+        Names that are others where the configuration has no experts.
+    named : callable
+        ``general.architecture`` where the configuration decides it.
     keys : tuple of Key
         The metadata, in the reference's order.
     expert_order : tuple of str
@@ -85,8 +89,8 @@ class Architecture:
         Tensors of blocks that the configuration doesn't count are left out: layers that predict further tokens.
     drops_tied : bool
         The output is left out where the configuration says that the embeddings are it.
-    predictors : str
-        Tensors whose names match are layers that predict further tokens, which have to be left out by name.
+    predictors : bool
+        Layers that predict further tokens, ``mtp.*``, become blocks behind the others.
     first_counts : tuple of str
         Names for the same tensor, of which the first counts.
     fuses_qkv, fuses_gate_up : bool
@@ -100,6 +104,8 @@ class Architecture:
     names: Names
     keys: tuple[Key, ...] = COMMON
     expert_order: tuple[str, ...] = ("ffn_down_exps", "ffn_gate_exps", "ffn_up_exps")
+    without_experts: Names = field(default_factory=dict)
+    named: Callable[[Config], str] | None = None
     plus_one: str = _NEVER
     drops: str = _NEVER
     renames: tuple[tuple[str, str], ...] = ()
@@ -111,7 +117,7 @@ class Architecture:
     blocks: Callable[[Config], int] = lambda config: config.blocks
     beyond: bool = False
     drops_tied: bool = False
-    predictors: str = _NEVER
+    predictors: bool = False
     first_counts: tuple[str, ...] = ()
     fuses_qkv: bool = True
     fuses_gate_up: bool = False

@@ -61,10 +61,30 @@ class Planned(NamedTuple):
     source: str
 
 
+_PREDICTOR = re.compile(r"(?:model\.)?mtp\.(.+)")
+
+
+def _predictors_name(name: str, config: Config) -> str:
+    """The name of a tensor of the layers that predict further tokens, as that of a block behind the others."""
+    if match := re.fullmatch(r"layers\.(\d+)\.(.+)", name):
+        return f"model.layers.{config.blocks + int(match[1])}.{match[2]}"
+    others = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm"}
+    stem, dot, suffix = name.rpartition(".")
+    return f"model.layers.{config.blocks}.{(others | {'norm': 'shared_head.norm'}).get(stem, stem)}{dot}{suffix}"
+
+
+def _count_predictors(checkpoint: Checkpoint, config: Config) -> None:
+    """Note how many layers there are that predict further tokens; configurations count them whether or not."""
+    found = [m for name in checkpoint if (m := re.match(r"(?:model\.)?mtp\.(?:layers\.(\d+)\.)?", name))]
+    config.values["num_nextn_predict_layers"] = max((int(m[1] or 0) + 1 for m in found), default=0)
+
+
 def _kept(checkpoint: Checkpoint, row: Architecture, config: Config) -> Iterator[tuple[str, StoredTensor]]:
     """The tensors of the text model under the names that the table knows."""
     bare = config.class_name in row.bare
     for name, tensor in checkpoint.items():
+        if row.predictors and (match := _PREDICTOR.match(name)):
+            name = _predictors_name(match[1], config)
         for pattern, replacement in row.renames:
             name = re.sub(pattern, replacement, name)
         if name.startswith(("mlp", *_OTHER_STARTS)) or _OTHER_PARTS.search(name):
@@ -97,6 +117,8 @@ def plan_tensors(checkpoint: Checkpoint, row: Architecture, config: Config) -> l
     GGUFError
         If a tensor isn't known, is missing, is there twice, or its shape contradicts the configuration.
     """
+    if row.predictors:
+        _count_predictors(checkpoint, config)
     extra = row.rope_factors(config) if row.rope_factors is not None else {}
     planned = [Planned(name, array.shape, _giver(array), None, "rope_parameters") for name, array in extra.items()]
     kept = dict(_kept(checkpoint, row, config))
@@ -114,8 +136,6 @@ def plan_tensors(checkpoint: Checkpoint, row: Architecture, config: Config) -> l
             continue
         if row.drops_tied and re.fullmatch(r"(model\.)?lm_head\.weight", name) and config.get("tie_word_embeddings"):
             continue
-        if re.search(row.predictors, name):
-            raise GGUFError(f"{where} is of a layer that predicts further tokens, which can't be converted yet")
         try:
             match = row.match(name)
         except KeyError:

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import GGUFError
-from .families import GRANITE_MOE, QWEN_MOE, partial
-from .hparams import BOOL, COMMON, F32, FILE_TYPE, I32, U32, Config, Key
-from .names import ATTENTION, DENSE, EXPERTS, GRANITE_EXPERTS, LLAMA, QK_NORMS, SHARED_EXPERT
+from .families import GRANITE_MOE, QWEN_MOE, blocks_and_next, partial, with_next
+from .hparams import BOOL, COMMON, F32, FILE_TYPE, I32, U32, Config, Key, Keys
+from .names import ATTENTION, DENSE, EXPERTS, GRANITE_EXPERTS, LLAMA, NEXT, QK_NORMS, SHARED_EXPERT
 from .naming import Names, Rule, block
-from .transforms import SQUEEZE_MIDDLE, Array, Chain, Indices, Reordered, Shape, Transform, in_parts
+from .transforms import GATE_UP_HALVES, SQUEEZE_MIDDLE, Array, Chain, Indices, Reordered, Shape, Transform, in_parts
+from .vocabularies import padded
+from .vocabulary import Source
 
 _FILE = Key("general.file_type", lambda c: c.get(FILE_TYPE), U32)
 _VOCAB = Key("vocab_size", ("vocab_size",), U32, required=True)
@@ -194,6 +196,13 @@ GRANITE_HYBRID: Names = {
     **_FEED_FORWARD,
     "model.final_layernorm": "output_norm",
 }
+# The one feed-forward network of models without experts has the name of the shared expert.
+SHARED_ALONE = block(
+    {
+        "shared_mlp.input_linear": Rule(("ffn_gate", "ffn_up"), GATE_UP_HALVES),
+        "shared_mlp.output_linear": "ffn_down",
+    }
+)
 FALCON_H1: Names = {
     **_BESIDE,
     "model.embed_tokens": Rule(("token_embd",), Scaled("embedding_multiplier")),
@@ -226,10 +235,11 @@ _LINEAR: Names = {
     "linear_attn.in_proj_qkvz": Rule(("attn_qkv", "attn_gate"), QKVZ),
     "post_attention_layernorm": "post_attention_norm",
 }
-QWEN3_NEXT: Names = {**DENSE, **QK_NORMS, **EXPERTS, **SHARED_EXPERT, **block(_LINEAR)}
+QWEN3_NEXT: Names = {**DENSE, **QK_NORMS, **EXPERTS, **SHARED_EXPERT, **block(_LINEAR), **NEXT}
 QWEN35: Names = {
     **DENSE,
     **QK_NORMS,
+    **NEXT,
     **block(
         {
             "linear_attn.norm": "ssm_norm",
@@ -298,9 +308,21 @@ def attention_blocks(config: Config) -> set[int]:
     return {n for n in range(config.blocks) if n % period == offset}
 
 
-def no_hybrid(config: Config) -> str | None:
-    """Why this isn't a hybrid."""
-    return None if len(attention_blocks(config)) < config.blocks else "a hybrid with attention in every block"
+def _has_state(config: Config) -> bool:
+    return len(attention_blocks(config)) < config.blocks
+
+
+def granite_name(config: Config) -> str:
+    """Granite's hybrids without a state are plain Granites."""
+    if _has_state(config):
+        return "granitehybrid"
+    return "granitemoe" if config.first("num_experts_per_tok", "num_experts_per_token") else "granite"
+
+
+def granite_vocabulary(source: Source) -> Keys:
+    """As many tokens as a multiple of eight, which only the state needs."""
+    config = Config(source.raw, str(source.folder / "config.json"))
+    return padded(8 if _has_state(config) else 1)(source)
 
 
 def _heads_kv(config: Config) -> list[int]:
@@ -308,15 +330,18 @@ def _heads_kv(config: Config) -> list[int]:
     return [config.kv_heads if n in having else 0 for n in range(config.blocks)]
 
 
-def _is_bamba(config: Config) -> bool:
-    return config.class_name == "BambaForCausalLM"
+def _turns(config: Config) -> bool:
+    """Whether attention has rotations, which the state's order makes needless."""
+    return config.class_name == "BambaForCausalLM" or not _has_state(config)
 
 
 def _recurrent(config: Config) -> list[bool] | None:
     kinds = config.get("layer_types")
     if kinds is not None and len(kinds) != config.blocks:
         raise GGUFError(f"{config.source}: layer_types has {len(kinds)} entries for {config.blocks} blocks")
-    return None if kinds is None else [kind == "linear_attention" for kind in kinds]
+    if kinds is None:
+        return None
+    return [kind == "linear_attention" for kind in kinds] + [False] * (blocks_and_next(config) - config.blocks)
 
 
 MAMBA_KEYS = (
@@ -359,7 +384,7 @@ GRANITE_HYBRID_KEYS = (
     *(
         key._replace(source=_heads_kv, type=I32)
         if key.name == "attention.head_count_kv"
-        else key._replace(source=lambda c: c.get("max_position_embeddings") if _is_bamba(c) else ENDLESS)
+        else key._replace(source=lambda c: c.get("max_position_embeddings") if _turns(c) else ENDLESS)
         if key.name == "context_length"
         else key
         for key in GRANITE_MOE
@@ -370,7 +395,7 @@ GRANITE_HYBRID_KEYS = (
     Key("ssm.inner_size", lambda c: c.first("expand", "mamba_expand") * c.need("hidden_size"), U32),
     Key("ssm.time_step_rank", ("n_heads", "num_heads", "mamba_n_heads"), U32, required=True),
     Key("rope.dimension_count", lambda c: c.get("attn_rotary_emb") or None, U32),
-    Key("rope.scaling.finetuned", _is_bamba, BOOL),
+    Key("rope.scaling.finetuned", _turns, BOOL),
 )
 _LINEAR_KEYS = (
     Key("ssm.conv_kernel", ("linear_conv_kernel_dim",), U32, required=True),
@@ -382,9 +407,11 @@ _LINEAR_KEYS = (
     Key("full_attention_interval", ("full_attention_interval",), U32, default=4),
     Key("rope.dimension_count", partial(0.25), U32),
 )
-QWEN3_NEXT_KEYS = (*QWEN_MOE, *_LINEAR_KEYS)
+_NEXT = Key("nextn_predict_layers", lambda c: c.get("num_nextn_predict_layers") or None, U32)
+QWEN3_NEXT_KEYS = (*with_next(QWEN_MOE), _NEXT, *_LINEAR_KEYS)
 QWEN35_KEYS = (
-    *COMMON,
+    *with_next(COMMON),
+    _NEXT,
     *_LINEAR_KEYS,
     Key("rope.dimension_sections", lambda c: None if "mrope_section" in c.rope else [11, 11, 10, 0], I32),
 )

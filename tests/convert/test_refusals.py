@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_checkpoints import checkpoint
 
 from ggufx import GGUFError
 from ggufx.convert.checkpoint import Checkpoint
 from ggufx.convert.job import Job
 
-VECTORS = Path(__file__).parent.parent / "vectors" / "convert"
 Header = dict[str, Any]
 
 
 @pytest.fixture
 def mixtral(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    shutil.copytree(VECTORS / "tiny-mixtral", folder)
-    return folder
+    return checkpoint("tiny-mixtral", tmp_path)
 
 
 def with_config(folder: Path, **changes: Any) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 from pathlib import Path
 
 import pytest
+from tiny_checkpoints import checkpoint
 
 from ggufx.cli import main
 from ggufx.convert.architectures import ARCHITECTURES
 
 PAGE = Path(__file__).parents[2] / "docs" / "convert.md"
-VECTORS = Path(__file__).parents[1] / "vectors" / "convert"
 
 
 @pytest.fixture
@@ -21,7 +20,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The page's text, with a small model in the place of the one it names."""
     if not PAGE.exists():
         pytest.skip("docs/convert.md is not here: not a source tree")
-    shutil.copytree(VECTORS / "tiny-mixtral", tmp_path / "Qwen3-0.6B")
+    checkpoint("tiny-mixtral", tmp_path).rename(tmp_path / "Qwen3-0.6B")
     monkeypatch.chdir(tmp_path)
     return PAGE.read_text(encoding="utf-8")
 
