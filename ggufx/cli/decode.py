@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..cli import sample
+from ..codec.dtypes import named_dtype
 from ..errors import GGUFError
 from ..formats.tensor_types import NUMERIC_DTYPES, QType
 from ..model.loading import select
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help="OUT.safetensors or OUT.npz")
     parser.add_argument(
         "--dtype",
+        type=lambda name: str(named_dtype(name)),  # f16, bf16 ... too
         choices=("float32", "float16", "bfloat16"),
         default="float32",
         help="of all float tensors; integer tensors keep theirs; .npz stores bfloat16 as uint16 (default: float32)",

@@ -15,6 +15,7 @@ from ..errors import GGUFError
 from ..formats.tensor_types import NUMERIC_DTYPES, SWAP_FIELDS, QType
 from . import dispatch
 from .arrays import check_layout, refuse_masked
+from .dtypes import BFLOAT16, is_bfloat16, named_dtype
 from .threads import run, thread_count
 
 __all__ = ["check_out", "dequantize", "output_dtype", "swap_bytes"]
@@ -71,23 +72,21 @@ _OUT_DTYPES: dict[object, _Output] = {
 _UINT8 = np.dtype(np.uint8)
 
 
-def _is_bfloat16(dtype: np.dtype[Any]) -> bool:
-    # ml_dtypes' type, recognised without importing it: numpy itself has no dtype of this name.
-    return dtype.name == "bfloat16" and dtype.itemsize == 2
-
-
 def _output(dtype: object, qtype: QType) -> _Output:
     try:
         return _OUTPUTS[dtype]
     except (KeyError, TypeError):
         pass
+    named = named_dtype(dtype)
+    if named == BFLOAT16:
+        return _BFLOAT16
     try:
-        wanted = np.dtype(dtype)  # type: ignore[call-overload]
+        wanted = np.dtype(named)  # type: ignore[call-overload]
     except TypeError:
-        raise TypeError(f"dtype {dtype!r} isn't one numpy knows") from None
+        raise TypeError(f"dtype {dtype!r} isn't float32, float16 or bfloat16, nor one numpy knows") from None
     if wanted in _OUTPUTS and wanted.isnative:
         return _OUTPUTS[wanted]
-    if _is_bfloat16(wanted):
+    if is_bfloat16(wanted):
         return _Output(2, "bfloat16", wanted)
     raise TypeError(f"{qtype.name} decodes to float32, float16 or bfloat16, not {wanted}")
 
@@ -162,7 +161,7 @@ def check_out(out: object, shape: tuple[int, ...], qtype: QType, dtype: object =
             raise TypeError(f"{of}out must be a numpy array, not {type(out).__name__}")
         asked = _output(dtype, qtype) if dtype is not None else None
         found = _OUT_DTYPES.get(out.dtype) if out.dtype.isnative else None
-        if found is None and _is_bfloat16(out.dtype):
+        if found is None and is_bfloat16(out.dtype):
             found = _Output(2, "bfloat16", out.dtype)
         if found is None:
             raise TypeError(
@@ -247,7 +246,7 @@ def _is_big(byteorder: str) -> bool:
 
 def _is_dtype(dtype: object, own: np.dtype[Any]) -> bool:
     try:
-        return np.dtype(dtype) == own  # type: ignore[call-overload,no-any-return]
+        return np.dtype(named_dtype(dtype)) == own  # type: ignore[call-overload,no-any-return]
     except TypeError:
         return False
 
@@ -294,9 +293,10 @@ def dequantize(
     shape : int or sequence of int, optional
         Logical shape of the result in numpy's order. By default (..., values per row).
     dtype : dtype, optional
-        float32, float16, ``"bfloat16"`` (the result is uint16 bit patterns) or ``ml_dtypes.bfloat16``. By default
-        that of `out`, else float32. Halves are the float32 value rounded to nearest, ties to even. Integer types
-        keep their own dtype; F64 rounds once, to the dtype asked for.
+        float32, float16, ``"bfloat16"`` (the result is uint16 bit patterns) or ``ml_dtypes.bfloat16``; short names
+        (``"f16"``, ``"bf16"``) and torch's dtypes are understood too. By default that of `out`, else float32. Halves
+        are the float32 value rounded to nearest, ties to even. Integer types keep their own dtype; F64 rounds once, to
+        the dtype asked for.
     out : ndarray, optional
         Where the values go: of exactly this shape, C-contiguous, aligned, writable, native, of the right dtype (uint16
         or ml_dtypes' for bfloat16), apart from `src`. Returned as it is.

@@ -6,7 +6,8 @@ Values are decoded straight into the memory that the torch tensors own; there is
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -16,7 +17,8 @@ try:
 except ImportError:
     raise ImportError("ggufx.torch needs PyTorch; install ggufx[torch]") from None
 
-from ..formats.tensor_types import QType
+from ..codec.dtypes import named_dtype
+from ..formats.tensor_types import NUMERIC_DTYPES, QType
 from ..model.loading import INTEGERS, decode_all, select
 from ..read.reader import open as open_file
 
@@ -25,16 +27,24 @@ if TYPE_CHECKING:
 
     from ..read.tensor import Tensor
 
-__all__ = ["load_file", "safe_open", "to_torch"]
+__all__ = ["load_file", "safe_open", "save_file", "to_torch"]
 
-_NUMPY = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_FLOATS = ("float32", "float16", "bfloat16")
+# The letters that safetensors has for dtypes.
+_LETTERS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "I8", "int16": "I16", "int32": "I32",
+            "int64": "I64"}  # fmt: skip
 
 
-def _dtype(dtype: torch.dtype | None) -> str:
-    try:
-        return "float32" if dtype is None else _NUMPY[dtype]
-    except KeyError:
-        raise TypeError(f"dtype should be torch.float32, torch.float16 or torch.bfloat16, not {dtype}") from None
+def _dtype(dtype: object) -> str:
+    """Name of the dtype that floats are decoded to."""
+    if dtype is None:
+        return "float32"
+    named = named_dtype(dtype)
+    with suppress(TypeError):
+        named = named if named in _FLOATS else np.dtype(named).name  # type: ignore[call-overload]
+    if named not in _FLOATS:
+        raise TypeError(f"dtype should be torch.float32, torch.float16 or torch.bfloat16, not {dtype}")
+    return str(named)
 
 
 def _wrapped(array: np.ndarray[Any, Any], is_bfloat16: bool) -> torch.Tensor:
@@ -47,7 +57,7 @@ def _wrapped(array: np.ndarray[Any, Any], is_bfloat16: bool) -> torch.Tensor:
 def to_torch(
     tensor: Tensor,
     device: str | torch.device = "cpu",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     *,
     out: torch.Tensor | None = None,
     threads: int | None = None,
@@ -60,8 +70,8 @@ def to_torch(
         Of an open file; slices and experts too.
     device : str or torch.device
         Where the result goes. Other devices than the CPU get it by one transfer after decoding.
-    dtype : torch.dtype, optional
-        ``torch.float32`` (the default), ``float16`` or ``bfloat16``; integer tensors keep theirs.
+    dtype : torch.dtype or str, optional
+        ``torch.float32`` (the default), ``float16`` or ``bfloat16``, or the name of one; integer tensors keep theirs.
     out : torch.Tensor, optional
         A contiguous CPU tensor of the same shape and dtype to decode into; returned (moved to `device` if that isn't
         the CPU).
@@ -79,7 +89,7 @@ def to_torch(
     if out is not None:
         if out.device.type != "cpu" or not out.is_contiguous():
             raise ValueError("out should be a contiguous tensor on the CPU")
-        if dtype is not None and out.dtype != dtype:
+        if dtype is not None and out.dtype != getattr(torch, _dtype(dtype)):
             raise TypeError(f"out has dtype {out.dtype}, but dtype={dtype} was asked for")
         is_bfloat16 = out.dtype == torch.bfloat16
         target = out.detach().view(torch.int16).numpy().view(np.uint16) if is_bfloat16 else out.detach().numpy()
@@ -92,7 +102,7 @@ def to_torch(
 def load_file(
     filename: str | os.PathLike[str],
     device: str | torch.device = "cpu",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     names: Iterable[str] | str | None = None,
     threads: int | None = None,
 ) -> dict[str, torch.Tensor]:
@@ -104,8 +114,8 @@ def load_file(
         What :func:`ggufx.open` opens; a shard opens its set.
     device : str or torch.device
         Where the tensors go.
-    dtype : torch.dtype, optional
-        ``torch.float32`` (the default), ``float16`` or ``bfloat16``; integer tensors keep theirs.
+    dtype : torch.dtype or str, optional
+        ``torch.float32`` (the default), ``float16`` or ``bfloat16``, or the name of one; integer tensors keep theirs.
     names : str or iterable of str, optional
         Only these tensors: names or :mod:`fnmatch` patterns.
     threads : int, optional
@@ -130,6 +140,39 @@ def load_file(
     }
 
 
+def save_file(
+    tensors: Mapping[str, torch.Tensor],
+    filename: str | os.PathLike[str],
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    qtype: QType | int | str | None = None,
+) -> None:
+    """Write torch tensors to a new GGUF file; the arguments of ``safetensors.torch.save_file`` and one more.
+
+    Parameters
+    ----------
+    tensors : mapping of str to torch.Tensor
+        Tensors and parameters on the CPU, of float32, float16, bfloat16, float64 or a signed integer dtype.
+    filename : path-like
+        The file; it appears when it is complete.
+    metadata : mapping, optional
+        As for :func:`ggufx.write`.
+    qtype : QType, int or str, optional
+        What to quantize the tensors of two and more dimensions to; by default each is stored as it is.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`ggufx.write` raises, naming the tensor.
+    """
+    from ..write.writer import Writer
+
+    with Writer(filename) as writer:
+        writer.update(metadata or {})
+        for name, tensor in tensors.items():
+            writer.add(name, tensor, qtype=qtype if getattr(tensor, "ndim", 0) > 1 else None)
+
+
 class safe_open:
     """A file's tensors one by one, with the interface of ``safetensors.safe_open``.
 
@@ -141,8 +184,8 @@ class safe_open:
         Torch tensors or ndarrays.
     device : str or torch.device
         For torch tensors.
-    dtype : torch.dtype, optional
-        ``torch.float32`` (the default), ``float16`` or ``bfloat16``.
+    dtype : torch.dtype or str, optional
+        ``torch.float32`` (the default), ``float16`` or ``bfloat16``, or the name of one.
     """
 
     def __init__(
@@ -150,7 +193,7 @@ class safe_open:
         filename: str | os.PathLike[str],
         framework: Literal["pt", "np"] = "pt",
         device: str | torch.device = "cpu",
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
     ) -> None:
         if framework not in ("pt", "np"):
             raise ValueError(f"framework should be 'pt' or 'np', not {framework!r}")
@@ -199,6 +242,12 @@ class _Slice:
     def get_shape(self) -> list[int]:
         """Shape of the whole tensor."""
         return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        """What slices are decoded to, in safetensors' letters (``"F32"``, ``"BF16"`` ...)."""
+        kind = QType(self._tensor.qtype)
+        name = np.dtype(NUMERIC_DTYPES[kind]).name if kind in INTEGERS else _dtype(self._file._dtype)
+        return _LETTERS[name]
 
     def __getitem__(self, key: Any) -> Any:
         return self._file._made(self._tensor[key])

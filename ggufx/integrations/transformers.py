@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import compat
+from ..codec.dtypes import named_dtype
 from ..compat.locks import Lock
 from ..compat.patching import Patches, say_once
 from ..compat.transformers_loads import is_swapped
@@ -90,7 +91,8 @@ def load(path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = N
         is_split = isinstance(f, SplitFile)
         first = os.path.abspath(f.shards[0].path if isinstance(f, SplitFile) else f.path)
     if dtype is not None:
-        options["dtype"] = dtype
+        named = named_dtype(dtype)
+        options["dtype"] = named if named == "auto" or not isinstance(named, str) else getattr(torch, named, named)
     thread = threading.get_ident()
     patches = Patches()
     _wait_for_others(transformers)

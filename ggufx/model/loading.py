@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..codec.decode import dequantize
+from ..codec.decode import dequantize, output_dtype
 from ..codec.threads import run, thread_count
 from ..errors import GGUFError
-from ..formats.tensor_types import NUMERIC_DTYPES, QType
+from ..formats.tensor_types import QType
 from ..read.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -165,10 +165,7 @@ def decode_all(
     tensors = list(tensors)
     for tensor in tensors:
         tensor.check_readable()
-    if dtype is None:
-        dtype = np.float32
-    wanted = np.dtype(np.uint16) if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
-    dtypes = [np.dtype(NUMERIC_DTYPES[QType(t.qtype)]) if t.qtype in INTEGERS else wanted for t in tensors]
+    dtypes = [output_dtype(None if t.qtype in INTEGERS else dtype, QType(t.qtype)) for t in tensors]
     arena = Arena(t.size * d.itemsize for t, d in zip(tensors, dtypes, strict=True))
     outputs = {t.name: arena.take(t.shape, d) for t, d in zip(tensors, dtypes, strict=True)}
     limit = thread_count(threads)
