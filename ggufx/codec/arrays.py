@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["check_layout", "given_array", "refuse_masked"]
+__all__ = ["check_layout", "from_torch", "given_array", "is_torch", "refuse_masked"]
 
 
 def given_array(value: object, label: str, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
@@ -17,7 +17,7 @@ def given_array(value: object, label: str, dtype: npt.DTypeLike | None = None) -
     Parameters
     ----------
     value : array_like
-        What was given.
+        What was given; a torch tensor on the CPU as well, whose bfloat16 values become float32.
     label : str
         What messages call it: the argument, the tensor.
     dtype : dtype, optional
@@ -29,8 +29,40 @@ def given_array(value: object, label: str, dtype: npt.DTypeLike | None = None) -
         If values are masked: whatever lies under a mask is none of the caller's numbers.
     """
     refuse_masked(value, label)
+    if is_torch(value):
+        value, bfloat16 = from_torch(value, label)
+        if bfloat16:
+            value = (value.astype(np.uint32) << 16).view(np.float32)
     with np.errstate(all="ignore"):
         return np.asarray(value, dtype)
+
+
+def is_torch(value: object) -> bool:
+    """Whether this is a torch tensor or parameter, recognised without importing torch."""
+    return hasattr(value, "detach") and hasattr(value, "layout") and hasattr(value, "untyped_storage")
+
+
+def from_torch(value: Any, label: str) -> tuple[npt.NDArray[Any], bool]:
+    """The memory of a dense torch tensor on the CPU as an array, and whether it holds bfloat16 patterns (as uint16).
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it lies elsewhere, or in a layout or dtype that numpy has no form of.
+    """
+    import torch
+
+    if value.device.type != "cpu":
+        raise ValueError(f"{label}: the tensor is on {value.device}; move it to the CPU first, with .cpu()")
+    if value.layout is not torch.strided:
+        raise TypeError(f"{label}: the tensor is {value.layout}; make it dense first, with .to_dense()")
+    plain = value.detach()
+    bfloat16 = plain.dtype == torch.bfloat16
+    try:
+        array = (plain.view(torch.int16) if bfloat16 else plain.resolve_conj().resolve_neg()).numpy()
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(f"{label}: a torch tensor of {value.dtype} has no numpy form: {error}") from None
+    return (array.view(np.uint16) if bfloat16 else array), bfloat16
 
 
 def refuse_masked(value: object, label: str) -> None:

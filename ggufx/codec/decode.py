@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..errors import GGUFError
 from ..formats.tensor_types import NUMERIC_DTYPES, SWAP_FIELDS, QType
 from . import dispatch
-from .arrays import check_layout, refuse_masked
+from .arrays import check_layout, from_torch, is_torch, refuse_masked
 from .dtypes import BFLOAT16, is_bfloat16, named_dtype
 from .threads import run, thread_count
 
@@ -106,6 +106,8 @@ def _source(src: object) -> npt.NDArray[np.uint8]:
     if isinstance(src, np.ndarray):
         refuse_masked(src, "src")
         array = np.asarray(src)
+    elif is_torch(src):
+        array = from_torch(src, "src")[0]
     else:
         try:
             view = memoryview(src)  # type: ignore[arg-type]
@@ -272,7 +274,7 @@ def _integers(
 
 def dequantize(
     src: object,
-    qtype: QType | int | str,
+    qtype: QType | int | str | None = None,
     *,
     shape: Sequence[int] | int | None = None,
     dtype: npt.DTypeLike | None = None,
@@ -285,11 +287,11 @@ def dequantize(
 
     Parameters
     ----------
-    src : buffer or ndarray
+    src : buffer, ndarray or Tensor
         The packed bytes, C-contiguous, at any alignment: uint8 of shape (..., bytes per row), or any other buffer,
-        whose bytes count.
+        whose bytes count. A file's Tensor brings its type, shape and byte order.
     qtype : QType, int or str
-        The tensor type of the blocks.
+        The tensor type of the blocks; needed unless `src` is a Tensor.
     shape : int or sequence of int, optional
         Logical shape of the result in numpy's order. By default (..., values per row).
     dtype : dtype, optional
@@ -320,7 +322,11 @@ def dequantize(
     TypeError, ValueError
         For wrong arguments.
     """
+    if type(src) is not np.ndarray and hasattr(src, "check_readable"):
+        return _tensor(src, qtype, shape, dtype=dtype, out=out, threads=threads, path=path)
     if type(qtype) is not QType:
+        if qtype is None:
+            raise TypeError("dequantize needs qtype, the tensor type of the blocks")
         qtype = QType.parse(qtype)
     plain = type(src) is np.ndarray and src.dtype is _UINT8 and src.ndim and src.flags.c_contiguous
     raw: npt.NDArray[np.uint8] = src if plain else _source(src)  # type: ignore[assignment]
@@ -382,6 +388,15 @@ def dequantize(
     size_of_part = min(PART_VALUES, -(-n // (4 * workers)) + 4095 & ~4095)
     run(part_of, range(0, n, size_of_part), workers)
     return out
+
+
+def _tensor(tensor: Any, qtype: QType | int | str | None, shape: Any, **options: Any) -> npt.NDArray[Any]:
+    """Decode a file's tensor, which this room knows by its attributes only."""
+    if qtype is not None and QType.parse(qtype) != tensor.qtype:
+        raise ValueError(f"{tensor.label} isn't {QType.parse(qtype).name}; leave qtype out")
+    tensor.check_readable()
+    shape = tensor.shape if shape is None else shape
+    return dequantize(tensor.packed(), tensor.qtype, shape=shape, byteorder=tensor.byte_order, **options)
 
 
 _INTEGERS = frozenset({QType.I8, QType.I16, QType.I32, QType.I64})

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..codec.arrays import given_array
+from ..codec.arrays import from_torch, given_array, is_torch
 from ..errors import GGUFError, GGUFWarning
 from ..formats.tensor_types import QType, nbytes
 from ..read.tensor import Tensor
@@ -52,6 +52,12 @@ def make_entry(
     kind = None if qtype is None else _qtype(name, qtype)
     if isinstance(data, Tensor):
         return _from_tensor(name, data, shape, kind, byteorder)
+    if is_torch(data):
+        data, is_bfloat16 = from_torch(data, f"tensor {name!r}")
+        if is_bfloat16 and kind in (None, QType.BF16):
+            kind = QType.BF16
+        elif is_bfloat16:
+            data = (data.astype(np.uint32) << 16).view(np.float32)
     if callable(data):
         return _planned(name, data, shape, kind, byteorder)
     return _from_array(name, data, shape, kind, byteorder)
