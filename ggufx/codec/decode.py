@@ -78,7 +78,7 @@ def _output(dtype: object, qtype: QType) -> _Output:
     except (KeyError, TypeError):
         pass
     named = named_dtype(dtype)
-    if named == BFLOAT16:
+    if isinstance(named, str) and named == BFLOAT16:
         return _BFLOAT16
     try:
         wanted = np.dtype(named)  # type: ignore[call-overload]

@@ -14,7 +14,8 @@ from ..errors import GGUFError
 from ..formats.tensor_types import QType, row_nbytes
 from . import dispatch
 from .arrays import check_layout, refuse_masked
-from .decode import _is_bfloat16, _source, dequantize, swap_bytes
+from .decode import _source, dequantize, swap_bytes
+from .dtypes import is_bfloat16
 from .threads import run, thread_count
 
 __all__ = ["matmul", "matmul_experts"]
@@ -124,7 +125,7 @@ def _activations(given: object, width: int, label: str) -> Floats:
         return x
     if x.dtype == _FLOAT32 or x.dtype == np.float16:
         return np.require(x, np.float32, ["C", "A"])
-    if x.dtype == np.uint16 or _is_bfloat16(x.dtype):
+    if x.dtype == np.uint16 or is_bfloat16(x.dtype):
         bits = np.ascontiguousarray(x).view(np.uint16).astype(np.uint32).reshape(x.shape)
         return (bits << np.uint32(16)).view(np.float32)
     raise TypeError(f"x has dtype {x.dtype}; float32, float16 or bfloat16 (ml_dtypes', or uint16 bits) was expected")

@@ -56,7 +56,7 @@ def test_one_mistake_has_one_error_everywhere():
     for spec in (99, "Q4_K_M", "Q5_9"):
         messages = set()
         for call in calls:
-            with pytest.raises(ValueError) as caught:
+            with pytest.raises(ValueError, match=str(spec)) as caught:
                 call(spec)
             messages.add(str(caught.value))
         assert len(messages) == 1
