@@ -328,65 +328,10 @@ def _quantize_anew(array: Any, qtype: QType) -> npt.NDArray[np.uint8]:
         return encode.quantize(np.ascontiguousarray(values, np.float32), qtype)
 
 
-<<<<<<< HEAD
-def _steps_of(module: ModuleType, base: type, cls: type, patches: Patches) -> Steps:
-    """What the methods of a quantization class use to quantize and dequantize: methods, tables, functions."""
-
-    def own(cls: type) -> list[str]:
-        return [name for name in vars(cls) if not name.startswith("__") and name not in UNSTEADY]
-
-    def names_in(code: CodeType) -> Iterator[str]:
-        yield from code.co_names
-        for constant in code.co_consts:
-            if isinstance(constant, CodeType):
-                yield from names_in(constant)
-
-    methods = [vars(cls)[name] for name in own(cls)]
-    methods += [vars(base)[name] for name in (*STEPS, "_Quant__dequantize_array", "_Quant__quantize_array")]
-    functions = [getattr(method, "__func__", method) for method in methods]
-    names = {name for function in functions if hasattr(function, "__code__") for name in names_in(function.__code__)}
-    names &= vars(module).keys()
-    known = set(module._type_traits.values())
-    others = (vars(module)[name] for name in names if isinstance(vars(module)[name], type))
-    return (
-        *patches.steps(cls, dict.fromkeys([*own(cls), *STEPS])),
-        *patches.steps(base, STEPS),
-        *patches.steps(module, sorted(names)),
-        *(step for other in others if other in known - {cls} for step in patches.steps(other, own(other))),
-    )
-
-
-def _rounds_in_double(module: ModuleType, cls: type) -> bool:
-    return "np.float64(blocks)" in (source_block(module, f"class {cls.__name__}") or "")
-
-
-def _known_classes(module: ModuleType, base: type) -> tuple[dict[type, QType], dict[type, QType], list[str]]:
-    """Classes whose decoding and whose encoding are known, with their types, and the names of the others."""
-    decoded: dict[type, QType] = {}
-    encoded: dict[type, QType] = {}
-    foreign: list[str] = []
-    for kind, cls in module._type_traits.items():
-        qtype = next((t for t in QType if t == int(kind)), None)
-        known = is_known(module, f"class {cls.__name__}") and is_original(module, cls, "dequantize_blocks")
-        if qtype is None or not known or (cls.block_size, cls.type_size) != (qtype.block_size, qtype.block_bytes):
-            foreign.append(cls.__name__)
-        else:
-            decoded[cls] = qtype
-            # Older versions round in double precision, which isn't ggml's result. Types that need an importance matrix
-            # stay as impossible as they are in gguf.
-            if "quantize_blocks" in vars(cls):
-                is_ours = is_original(module, cls, "quantize_blocks") and not _rounds_in_double(module, cls)
-            else:
-                is_ours = qtype in encode.QUANTIZABLE - encode.NEEDS_IMATRIX
-            if is_ours:
-                encoded[cls] = qtype
-    return decoded, encoded, foreign
-=======
 class _NameMap(NamedTuple):
     tables: list[Any]
     mapping: dict[str, Any]
     again: bool | None  # whether building it again gave the same
->>>>>>> a429fb2 (compat: know versions and copies of gguf by what they do, compared at their first use)
 
 
 def _patch_names(module: ModuleType, patches: Patches) -> str:
