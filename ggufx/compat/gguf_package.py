@@ -208,7 +208,7 @@ def _patch_quants(module: ModuleType, patches: Patches) -> State:
                     say_once(f"{module.__name__}, {cls.__name__}, encoding: {DIFFERS}")
             else:
                 # Types that need an importance matrix stay as impossible as they are in gguf.
-                same = qtype is not None and qtype not in encode.NEEDS_IMATRIX
+                same = qtype in encode.QUANTIZABLE - encode.NEEDS_IMATRIX
             encoders[key] = qtype if same else None
         return encoders[key]
 

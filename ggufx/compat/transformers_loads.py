@@ -17,7 +17,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from .locks import Lock
-from .patching import Patches
+from .patching import Patches, State
 
 __all__ = ["is_swapped", "parts"]
 
@@ -26,7 +26,7 @@ _making = Lock()
 _here = threading.local()
 
 
-def parts(module: ModuleType) -> dict[str, Callable[[Patches], str]]:
+def parts(module: ModuleType) -> dict[str, Callable[[Patches], State]]:
     """Return the parts of ``transformers.modeling_utils``, as `gguf_package.parts` does."""
     return {"loading in threads": partial(_patch_making, module)}
 
