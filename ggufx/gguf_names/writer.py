@@ -27,7 +27,7 @@ from ..formats.value_types import ValueType
 from ..read.shards import shard_name
 from ..write.keys import check_key, check_tensor_name, doubts
 from ..write.outfile import OutputFile, check_free_space
-from ..write.serialize import value_type
+from ..write.serialize import Info, value_type
 from ..write.stream import padded
 from .fields import GGUFFields, GGUFValue
 
@@ -342,7 +342,7 @@ class GGUFWriter(GGUFFields):
         self.add_shard_kv_data()
         layout = self._layout
         for file, tensors, fields in zip(fout, self.tensors, self.kv_data, strict=True):
-            file.write(b"GGUF" + layout.u32(layout.version) + layout.u64(len(tensors)) + layout.u64(len(fields)))
+            file.write(layout.counts(len(tensors), len(fields)))
         self.state = WriterState.HEADER
 
     def write_kv_data_to_file(self) -> None:
@@ -350,8 +350,7 @@ class GGUFWriter(GGUFFields):
         layout = self._layout
         for file, fields in zip(self._expect(WriterState.HEADER), self.kv_data, strict=True):
             for key, field in fields.items():
-                encoded = self._encoded(key, field)
-                file.write(layout.string(key) + layout.u32(encoded.type) + encoded.payload)
+                file.write(layout.field(key, self._encoded(key, field)))
         self.state = WriterState.KV_DATA
 
     def write_ti_data_to_file(self) -> None:
@@ -360,9 +359,7 @@ class GGUFWriter(GGUFFields):
         for file, tensors in zip(self._expect(WriterState.KV_DATA), self.tensors, strict=True):
             offset, ends = 0, []
             for name, info in tensors.items():
-                dims = b"".join(layout.u64(dim) for dim in reversed(info.shape))
-                file.write(layout.string(name) + layout.u32(len(info.shape)) + dims)
-                file.write(layout.u32(info.dtype) + layout.u64(offset))
+                file.write(layout.info(Info(name, tuple(info.shape), info.dtype, offset)))
                 ends.append(offset + info.nbytes)
                 offset = padded(offset + info.nbytes, self.data_alignment)
             start = padded(file.tell(), self.data_alignment)

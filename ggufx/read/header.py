@@ -102,13 +102,17 @@ class Problem(NamedTuple):
 
 
 class TensorTable(NamedTuple):
-    """The tensor infos, column by column; rows are in file order, duplicates included."""
+    """The tensor infos, column by column; rows are in file order, duplicates included.
+
+    `offsets` are as stored, counted from where the data section begins; `starts` are places in the file.
+    """
 
     names: list[str]
     rows: dict[str, int]
     n_dims: npt.NDArray[np.uint64]
     dims: npt.NDArray[np.uint64]
     types: npt.NDArray[np.uint64]
+    offsets: npt.NDArray[np.uint64]
     starts: npt.NDArray[np.int64]
     nbytes: npt.NDArray[np.int64]
     faults: dict[int, Problem]
@@ -445,7 +449,7 @@ class _Parser:
         for row in np.flatnonzero(crooked).tolist():
             fault(row, "misaligned", f"has offset {int(offsets[row])}, no multiple of the alignment {alignment}")
         starts[~placed] = 0
-        return TensorTable(names, index, n_dims, dims, types, starts, nbytes, faults)
+        return TensorTable(names, index, n_dims, dims, types, offsets, starts, nbytes, faults)
 
     def shapes(self, row: npt.NDArray[np.uint64]) -> str:
         """Type, logical shape and byte shape of a tensor, for messages; exact for any dimensions."""

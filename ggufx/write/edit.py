@@ -20,7 +20,7 @@ from ..read.reader import GGUFFile
 from ..read.reader import open as open_gguf
 from .keys import ALIGNMENT, Declared, check_key, encode_for
 from .outfile import OutputFile, check_free_space, lock_file, refuse_inputs
-from .serialize import Encoded, Layout, stored, value_type
+from .serialize import Encoded, Info, Layout, stored, value_type
 from .undo import replace_span, restore, undo_unfinished
 
 __all__ = ["Edited", "edit", "undo_unfinished"]
@@ -215,18 +215,16 @@ def _layout(f: GGUFFile) -> Layout:
 
 def _header(f: GGUFFile, layout: Layout, fields: Mapping[str, Encoded]) -> bytes:
     """The file's header with other fields; tensor infos are as they were, offsets included."""
-    tensors = f.tensors.values()
-    out = bytearray(b"GGUF" + layout.u32(f.version) + layout.length(len(tensors)) + layout.length(len(fields)))
-    for key, encoded in fields.items():
-        out += layout.string(key) + layout.u32(encoded.type) + encoded.payload
-    for t in tensors:
-        out += layout.string(t.name) + layout.u32(len(t.ggml_shape))
-        for dim in t.ggml_shape:
-            out += layout.length(dim)
-        out += layout.u32(t.qtype) + layout.u64(t.offset - f.data_offset)
+    with open(f.path, "rb") as old:
+        # Offsets as they are stored: an empty tensor's may lie anywhere.
+        stored_header = old.read(f.data_offset)
+    table = read_header(stored_header, f.size, label=f.path, limits=Limits(), strict=True).tensors
+    tensors = zip(f.tensors.values(), table.offsets.tolist(), strict=True)
+    infos = [Info(t.name, t.shape, int(t.qtype), offset) for t, offset in tensors]
+    out = layout.header(fields, infos)
     if f.size >= f.data_offset:  # without tensors a file may end where its metadata ends
         out += bytes(-len(out) % f.alignment)
-    return bytes(out)
+    return out
 
 
 def _copied(f: GGUFFile, header: bytes, target: str, source: os.stat_result, *, sync: bool) -> Edited:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from ..errors import GGUFError
 from ..formats.value_types import NUMBER_CODES, ValueType
 from ..read.metadata import Metadata
 
-__all__ = ["Encoded", "Layout", "describe", "stored", "value_type"]
+__all__ = ["Encoded", "Info", "Layout", "describe", "stored", "value_type"]
 
 # Source types of numpy that have a GGUF type of their own.
 _FROM_NUMPY = {code: vtype for vtype, code in NUMBER_CODES.items() if vtype is not ValueType.BOOL} | {
@@ -55,6 +55,15 @@ def value_type(spec: ValueType | int | str) -> ValueType:
     return ValueType(spec)
 
 
+class Info(NamedTuple):
+    """What a header says of a tensor: `shape` in numpy's order, `offset` from where the data section begins."""
+
+    name: str
+    shape: tuple[int, ...]
+    qtype: int
+    offset: int
+
+
 class Layout:
     """How one file lays its header out: byte order, and the width of lengths (4 bytes in version 1, else 8)."""
 
@@ -70,6 +79,27 @@ class Layout:
         """A length and the UTF-8 bytes; surrogate escapes give back the bytes they came from."""
         raw = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else bytes(text)
         return self.length(len(raw)) + raw
+
+    def counts(self, n_tensors: int, n_fields: int) -> bytes:
+        """The beginning of a header: magic, version and counts."""
+        return b"GGUF" + self.u32(self.version) + self.length(n_tensors) + self.length(n_fields)
+
+    def field(self, key: str, encoded: Encoded) -> bytes:
+        """A metadata field."""
+        return self.string(key) + self.u32(encoded.type) + encoded.payload
+
+    def info(self, info: Info) -> bytes:
+        """A tensor info; dimensions are stored fastest first."""
+        dims = b"".join(map(self.length, reversed(info.shape)))
+        head = self.string(info.name) + self.u32(len(info.shape))
+        return head + dims + self.u32(info.qtype) + self.u64(info.offset)
+
+    def header(self, fields: Mapping[str, Encoded], infos: Sequence[Info]) -> bytes:
+        """A whole header, without the padding behind it."""
+        parts = [self.counts(len(infos), len(fields))]
+        parts += [self.field(key, encoded) for key, encoded in fields.items()]
+        parts += map(self.info, infos)
+        return b"".join(parts)
 
     def encode(self, key: str, value: Any, vtype: ValueType | None = None) -> Encoded:
         """Encode a value; `vtype` is its type, or its elements' type where it is an array.

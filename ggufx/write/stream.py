@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..codec.decode import swap_bytes
 from ..errors import GGUFError
-from ..formats.tensor_types import SWAP_FIELDS, QType
+from ..formats.tensor_types import QType
 from .outfile import OutputFile, check_free_space, refuse_inputs
-from .serialize import Encoded, Layout
+from .serialize import Encoded, Info, Layout
 
 try:
     import fcntl
@@ -32,7 +33,6 @@ __all__ = [
     "Stream",
     "header_bytes",
     "padded",
-    "swap_blocks",
 ]
 
 # Opening a hidden file again: never through a link. Windows has none of these but the last.
@@ -60,16 +60,6 @@ class Entry(NamedTuple):
     swap: QType | None
 
 
-def swap_blocks(data: Any, qtype: QType) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A copy of packed blocks with every field wider than a byte turned round."""
-    blocks = np.frombuffer(data, np.uint8).reshape(-1, qtype.block_bytes).copy()
-    for start, width, count in SWAP_FIELDS[qtype]:
-        stop = start + width * count
-        fields = blocks[:, start:stop].reshape(len(blocks), count, width)
-        blocks[:, start:stop] = fields[:, :, ::-1].reshape(len(blocks), width * count)
-    return blocks.reshape(-1)
-
-
 class PlannedFile(NamedTuple):
     """One file of a plan: where it goes, its header with the padding behind it, and its tensors."""
 
@@ -82,19 +72,14 @@ def header_bytes(
     layout: Layout, fields: Mapping[str, Encoded], entries: Sequence[Entry], alignment: int, *, pad: bool = True
 ) -> bytes:
     """Magic, counts, metadata and tensor infos, with the padding up to the data section."""
-    out = bytearray(b"GGUF" + layout.u32(layout.version) + layout.length(len(entries)) + layout.length(len(fields)))
-    for key, encoded in fields.items():
-        out += layout.string(key) + layout.u32(encoded.type) + encoded.payload
-    offset = 0
+    infos, offset = [], 0
     for entry in entries:
-        out += layout.string(entry.name) + layout.u32(len(entry.shape))
-        for dim in reversed(entry.shape):
-            out += layout.length(dim)
         if offset + entry.nbytes >> 63:
             raise ValueError(f"tensor {entry.name!r}: it would end beyond the largest offset a reader knows, 2**63 - 1")
-        out += layout.u32(entry.qtype) + layout.u64(offset)
+        infos.append(Info(entry.name, entry.shape, entry.qtype, offset))
         offset += padded(entry.nbytes, alignment)
-    return bytes(out) + bytes(-len(out) % alignment if pad else 0)
+    out = layout.header(fields, infos)
+    return out + bytes(-len(out) % alignment if pad else 0)
 
 
 class _Shard(OutputFile):
@@ -285,7 +270,7 @@ def _pieces(entry: Entry, given: Any) -> Iterator[memoryview]:
         if len(view) % entry.swap.block_bytes:
             raise GGUFError(f"tensor {entry.name!r}: a piece of {len(view)} bytes isn't whole blocks")
         for start in range(0, len(view), step):
-            yield swap_blocks(view[start : start + step], entry.swap).data
+            yield swap_bytes(np.frombuffer(view[start : start + step], np.uint8), entry.swap).data
     if done != entry.nbytes:
         more = "or more " if done > entry.nbytes else ""
         raise GGUFError(f"tensor {entry.name!r}: its source gave {done} bytes {more}where {entry.nbytes} were planned")

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf_bytes as gb
 import numpy as np
 import pytest
+from gguf_bytes import File, Info
 
 import ggufx
 from ggufx import GGUFError, GGUFWarning, QType
@@ -180,6 +182,18 @@ def test_more_experts_in_use_than_there_are_is_warned_of(model: Path) -> None:
         with pytest.warns(GGUFWarning, match=r"llama\.expert_used_count is 5, but llama\.expert_count only [34]"):
             edit(model, set=change)
     edit(model, set={"general.name": "another change says nothing of it"})
+
+
+@pytest.mark.parametrize("offset", [0, 96, 1 << 40, (1 << 64) - 32])
+def test_an_empty_tensor_keeps_its_offset_wherever_it_is(tmp_path: Path, offset: int) -> None:
+    infos = [Info(b"t", [8], 0, 0), Info(b"none", [0], 0, offset)]
+    path = File(infos=infos, data=bytes(32)).add("k", gb.U8, 1).write(tmp_path / "m.gguf")
+    before = path.read_bytes()
+    for value in (2, "a text that takes more room than the padding has"):
+        edit(path, set={"k": value}, types={"k": "uint8" if value == 2 else "string"})
+        assert path.read_bytes().count(struct.pack("<IQIQ", 1, 0, 0, offset)) == 1
+    edit(path, set={"k": 1}, types={"k": "uint8"})
+    assert path.read_bytes() == before
 
 
 def test_wrong_edits_change_nothing(model: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 import ggufx
 from ggufx import GGUFError, GGUFWarning, QType
+from ggufx.codec.decode import swap_bytes
 from ggufx.formats.value_types import ValueType
 from ggufx.write.serialize import Layout
-from ggufx.write.stream import swap_blocks
 from ggufx.write.writer import Writer, write
 
 gguf = pytest.importorskip("gguf")
@@ -288,7 +288,7 @@ def test_big_endian_blocks_read_back(tmp_path: Path, qtype: QType) -> None:
         want = ggufx.dequantize(packed, qtype) if qtype is not QType.I64 else packed.view(np.int64)
         got = f["t"].dequantize() if qtype is not QType.I64 else f["t"].data
         np.testing.assert_array_equal(got, want)
-    np.testing.assert_array_equal(swap_blocks(swap_blocks(packed, qtype), qtype), packed)
+    np.testing.assert_array_equal(swap_bytes(swap_bytes(packed, qtype), qtype), packed)
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
