@@ -21,12 +21,12 @@ from .mixes import EMBEDDINGS
 
 __all__ = ["LADDER", "Group", "MixPlan", "Plan", "plan"]
 
-# The mixes that a recommendation is taken from, smallest first: those that keep a model usable without an importance
-# matrix. Lower ones are listed with their sizes all the same.
 LADDER = tuple(
     FileType[name]
     for name in ("Q3_K_S", "Q3_K_M", "Q3_K_L", "IQ4_XS", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "Q8_0", "BF16")
 )
+"""The mixes that a recommendation is taken from, smallest first: those that keep a model usable without an importance
+matrix. Lower ones are listed with their sizes all the same."""
 # Beside weights and cache: activations, the runtime and its buffers.
 OVERHEAD = 1 << 30
 
