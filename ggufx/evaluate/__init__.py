@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .comparison import compare
+    from .texts import perplexity
     from .validation import validate
 
-__all__ = ["compare", "validate"]
+__all__ = ["compare", "perplexity", "validate"]
 
 # Names and the modules that hold them: each is imported when it is asked for.
-_LATE = {"compare": ".comparison", "validate": ".validation"}
+_LATE = {"compare": ".comparison", "perplexity": ".texts", "validate": ".validation"}
 
 
 def __getattr__(name: str) -> Any:

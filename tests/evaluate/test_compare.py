@@ -6,18 +6,17 @@ import json
 import math
 import shutil
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
 from range_server import RangeServer
+from tiny_checkpoints import checkpoint, vectors
 
 import ggufx
 from ggufx.cli import main, sample
 from ggufx.evaluate import compare
 from ggufx.model.permute import permuted_rows
 
-VECTORS = Path(__file__).parent.parent / "vectors" / "convert"
 RNG = np.random.default_rng(5)
 NAMES = {
     "token_embd.weight": (96, 256),
@@ -219,8 +218,7 @@ def test_other_sides(plain, tmp_path):
 @pytest.mark.parametrize("model", ["tiny-mixtral", "tiny-gpt-oss", "Tiny-Llama-3.2-1B-Instruct"])
 def test_checkpoints(tmp_path, model):
     """A folder is read as a conversion would write it: names, stacked experts, order of rows, packed experts."""
-    folder = VECTORS / model
-    pre = json.loads((folder / "record.json").read_text())["pre"]
+    folder, pre = checkpoint(model, tmp_path), vectors()["checkpoints"][model].get("pre")
     ggufx.convert(folder, tmp_path / "f32.gguf", "f32", pre=pre, sync=False)
     ggufx.convert(folder, tmp_path / "f16.gguf", "f16", pre=pre, sync=False)
     result = compare(folder, tmp_path / "f32.gguf")
