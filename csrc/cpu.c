@@ -8,6 +8,7 @@
 enum { FMA = 1 << 12, OSXSAVE = 1 << 27, AVX = 1 << 28, F16C = 1 << 29 }; /* leaf 1, ecx */
 enum { BMI1 = 1 << 3, AVX2 = 1 << 5, BMI2 = 1 << 8 };                     /* leaf 7, ebx */
 enum { F = 1 << 16, DQ = 1 << 17, BW = 1 << 30, VL = 1u << 31 };          /* leaf 7, ebx: AVX-512 */
+enum { VNNI = 1 << 11 };                                                  /* leaf 7, ecx: AVX-512 */
 enum { STATE_AVX = 0x06, STATE_AVX512 = 0xE6 }; /* XCR0: xmm, ymm; opmask, zmm low, zmm high */
 
 static int has(unsigned leaf7_ebx, unsigned state) {
@@ -22,6 +23,10 @@ static int has(unsigned leaf7_ebx, unsigned state) {
 
 int ggufx_cpu_has_avx2(void) { return has(AVX2 | BMI1 | BMI2, STATE_AVX); }
 int ggufx_cpu_has_avx512(void) { return has(AVX2 | BMI1 | BMI2 | F | DQ | BW | VL, STATE_AVX512); }
+int ggufx_cpu_has_vnni(void) {
+    unsigned a, b, c, d;
+    return ggufx_cpu_has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & VNNI);
+}
 
 enum { MXCSR_DEFAULT = 0x1F80 }; /* all exceptions masked, nearest, no flushing; Intel SDM, volume 1, 10.2.3 */
 
@@ -39,6 +44,7 @@ void ggufx_fp_restore(uint64_t control) {
 
 int ggufx_cpu_has_avx2(void) { return 0; }
 int ggufx_cpu_has_avx512(void) { return 0; }
+int ggufx_cpu_has_vnni(void) { return 0; }
 
 #if defined(__aarch64__)
 /* FPCR is zero at start: nearest, no flushing, no default NaN. */

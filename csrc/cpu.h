@@ -19,6 +19,7 @@
 /* True where CPU and operating system both support everything the path's target pragma names. */
 int ggufx_cpu_has_avx2(void);
 int ggufx_cpu_has_avx512(void);
+int ggufx_cpu_has_vnni(void); /* beside AVX-512 */
 
 /* Sets this thread's floating-point control to what the language starts with (round to nearest, subnormals kept) and
  * returns what it was; other libraries leave flush-to-zero on, which would change decoded bits. */

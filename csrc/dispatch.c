@@ -43,6 +43,16 @@ const ggufx_path *ggufx_path_at(int i) { return paths[i].path; }
 
 const ggufx_dots *ggufx_dots_at(int i) { return paths[i].dots; }
 
+const ggufx_code_dots *ggufx_code_dots_at(int i) {
+#if GGUFX_X86
+    if (paths[i].path == &ggufx_path_avx512 && ggufx_cpu_has_vnni()) return &ggufx_code_dots_vnni;
+    if (paths[i].path != &ggufx_path_scalar) return &ggufx_code_dots_avx2;
+#elif GGUFX_NEON
+    if (paths[i].path == &ggufx_path_neon) return &ggufx_code_dots_neon;
+#endif
+    return NULL;
+}
+
 const ggufx_encoders *ggufx_encoders_at(int i) { return paths[i].encoders; }
 
 int ggufx_decodes(int type) {

@@ -36,6 +36,19 @@ void ggufx_decode(int path, int type, int dtype, const void *src, void *dst, siz
 void ggufx_matmul(int path, int type, const float *x, size_t rows, size_t width, const void *packed, size_t count,
                   float *out, size_t stride);
 
+/* Whether the path multiplies codes with codes. */
+int ggufx_multiplies_codes(int path);
+
+/* Bytes that `groups` times 32 values of x take as codes, wherever they begin. */
+size_t ggufx_codes_size(size_t groups);
+
+/* Values of x as codes, for ggufx_matmul_codes. */
+void ggufx_store_codes(int path, const float *x, size_t groups, void *codes);
+
+/* As ggufx_matmul, of a block type, with x rounded to codes; where a product isn't finite, as ggufx_matmul has it. */
+void ggufx_matmul_codes(int path, int type, const float *x, const void *codes, size_t rows, size_t width,
+                        const void *packed, size_t count, float *out, size_t stride);
+
 /* ---- quantizing: encode.c ---- */
 
 /* Whether the C encoders make this ggml type id. */

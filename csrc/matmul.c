@@ -32,22 +32,92 @@ static float total_of(const double *t) {
     return (float)(((t[0] + t[4]) + (t[1] + t[5])) + ((t[2] + t[6]) + (t[3] + t[7])));
 }
 
-void ggufx_matmul(int path, int type, const float *x, size_t rows, size_t width, const void *packed, size_t count,
-                  float *out, size_t stride) {
-    ggufx_dot_fn *const *const dot = ggufx_dots_at(path)->dot[type];
-    const ggufx_type u = ggufx_types[type];
-    const size_t row_bytes = width / u.values * u.bytes + width % u.values * u.bytes / u.values;
-    const uint8_t *src = packed;
+/* Packed rows stay in the cache while all rows of x pass by, four at a time. */
+enum { CHUNK_BYTES = 1 << 18 };
+
+typedef struct {
+    ggufx_dot_fn *const *dot;
+    ggufx_code_dot_fn *const *code_dot; /* NULL: without codes */
+    ggufx_type u;
+    const float *x;
+    const ggufx_codes *codes;
+    size_t width, row_bytes;
+} job;
+
+static void products(const job *j, const uint8_t *src, size_t first, size_t left, float *out, size_t stride) {
+    const int many = left > 1, rows = many ? GGUFX_DOT_ROWS : 1;
+    const float *x[GGUFX_DOT_ROWS];
+    double totals[GGUFX_DOT_ROWS][GGUFX_TOTALS];
+    /* Two or three rows are computed as four, the last of them more than once. */
+    for (size_t r = 0; r < GGUFX_DOT_ROWS; r++) x[r] = j->x + (first + (r < left ? r : left - 1)) * j->width;
+    if (!j->code_dot) {
+        dots(j->dot[many], j->u, src, x, rows, j->width, totals);
+        for (size_t r = 0; r < left; r++) out[r * stride] = total_of(totals[r]);
+        return;
+    }
+    const ggufx_codes *codes[GGUFX_DOT_ROWS];
+    for (size_t r = 0; r < GGUFX_DOT_ROWS; r++)
+        codes[r] = j->codes + (first + (r < left ? r : left - 1)) * (j->width / 32);
+    memset(totals, 0, (size_t)rows * sizeof *totals);
+    j->code_dot[many](src, codes, j->width / j->u.values, totals);
+    for (size_t r = 0; r < left; r++) {
+        float total = total_of(totals[r]);
+        if (!(total - total == 0)) { /* infinite or NaN: codes can't tell which */
+            dots(j->dot[0], j->u, src, x + r, 1, j->width, totals);
+            total = total_of(totals[0]);
+        }
+        out[r * stride] = total;
+    }
+}
+
+static void all_products(const job *j, const uint8_t *src, size_t rows, size_t count, float *out, size_t stride) {
+    const size_t chunk = CHUNK_BYTES / j->row_bytes + 1;
     const uint64_t control = ggufx_fp_default();
-    for (size_t n = 0; n < count; n++, src += row_bytes)
+    for (size_t start = 0; start < count; start += chunk) {
+        const size_t end = count - start < chunk ? count : start + chunk;
         for (size_t first = 0; first < rows; first += GGUFX_DOT_ROWS) {
             const size_t left = rows - first < GGUFX_DOT_ROWS ? rows - first : GGUFX_DOT_ROWS;
-            const float *part[GGUFX_DOT_ROWS];
-            double totals[GGUFX_DOT_ROWS][GGUFX_TOTALS];
-            /* Two or three rows are computed as four, the last of them more than once. */
-            for (size_t r = 0; r < GGUFX_DOT_ROWS; r++) part[r] = x + (first + (r < left ? r : left - 1)) * width;
-            dots(dot[left > 1], u, src, part, left > 1 ? GGUFX_DOT_ROWS : 1, width, totals);
-            for (size_t r = 0; r < left; r++) out[(first + r) * stride + n] = total_of(totals[r]);
+            for (size_t n = start; n < end; n++)
+                products(j, src + n * j->row_bytes, first, left, out + first * stride + n, stride);
         }
+    }
     ggufx_fp_restore(control);
+}
+
+static job job_of(int path, int type, const float *x, size_t width) {
+    const ggufx_type u = ggufx_types[type];
+    return (job){.dot = ggufx_dots_at(path)->dot[type],
+                 .u = u,
+                 .x = x,
+                 .width = width,
+                 .row_bytes = width / u.values * u.bytes + width % u.values * u.bytes / u.values};
+}
+
+void ggufx_matmul(int path, int type, const float *x, size_t rows, size_t width, const void *packed, size_t count,
+                  float *out, size_t stride) {
+    const job j = job_of(path, type, x, width);
+    all_products(&j, packed, rows, count, out, stride);
+}
+
+/* ---- x as codes */
+
+int ggufx_multiplies_codes(int path) { return ggufx_code_dots_at(path) != NULL; }
+
+/* On cache lines, wherever the caller's memory begins. */
+static ggufx_codes *aligned(const void *codes) { return (ggufx_codes *)(((uintptr_t)codes + 63) & ~(uintptr_t)63); }
+
+size_t ggufx_codes_size(size_t groups) { return groups * sizeof(ggufx_codes) + 63; }
+
+void ggufx_store_codes(int path, const float *x, size_t groups, void *codes) {
+    const uint64_t control = ggufx_fp_default();
+    ggufx_code_dots_at(path)->store(x, aligned(codes), groups);
+    ggufx_fp_restore(control);
+}
+
+void ggufx_matmul_codes(int path, int type, const float *x, const void *codes, size_t rows, size_t width,
+                        const void *packed, size_t count, float *out, size_t stride) {
+    job j = job_of(path, type, x, width);
+    j.codes = aligned(codes);
+    j.code_dot = ggufx_code_dots_at(path)->dot[type];
+    all_products(&j, packed, rows, count, out, stride);
 }

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "codes.h"
 #include "ggufx.h"
 #include "types.h"
 
@@ -35,6 +36,22 @@ typedef void ggufx_dot_fn(const uint8_t *src, const float *const *x, size_t unit
 typedef struct ggufx_dots {
     ggufx_dot_fn *dot[GGUFX_IDS][2]; /* [id][0] one row, [id][1] four */
 } ggufx_dots;
+
+/* The same of codes; their sums lose nothing that matters in longer runs. */
+enum { GGUFX_RUN_CODES = 2048 };
+
+typedef void ggufx_code_dot_fn(const uint8_t *src, const ggufx_codes *const *x, size_t units,
+                               double (*totals)[GGUFX_TOTALS]);
+
+typedef struct ggufx_code_dots {
+    void (*store)(const float *x, ggufx_codes *out, size_t groups); /* x as codes */
+    ggufx_code_dot_fn *dot[GGUFX_IDS][2];
+} ggufx_code_dots;
+
+extern const ggufx_code_dots ggufx_code_dots_avx2, ggufx_code_dots_vnni, ggufx_code_dots_neon;
+
+/* NULL where the path has none. */
+const ggufx_code_dots *ggufx_code_dots_at(int i);
 
 extern const ggufx_dots ggufx_dots_scalar, ggufx_dots_avx2, ggufx_dots_avx512, ggufx_dots_neon;
 

@@ -49,10 +49,13 @@ def encode(
     check: bool,
     out: npt.NDArray[np.uint8],
 ) -> int: ...
+def multiplies_codes(path: int) -> bool: ...
+def codes_of(path: int, x: Buffer) -> bytearray: ...
 def matmul(
     path: int,
     type: int,
     x: Buffer,
+    codes: Buffer | None,
     rows: int,
     width: int,
     packed: Buffer,

@@ -215,26 +215,57 @@ def encode(int path, int type, x, qw, lattice, bint check, out):
 cdef extern from "ggufx.h" nogil:
     void ggufx_matmul(int path, int type, const float *x, size_t rows, size_t width, const void *packed, size_t count,
                       float *out, size_t stride)
+    int ggufx_multiplies_codes(int path)
+    size_t ggufx_codes_size(size_t groups)
+    void ggufx_store_codes(int path, const float *x, size_t groups, void *codes)
+    void ggufx_matmul_codes(int path, int type, const float *x, const void *codes, size_t rows, size_t width,
+                            const void *packed, size_t count, float *out, size_t stride)
 
 
-def matmul(int path, int type, x, Py_ssize_t rows, Py_ssize_t width, packed, Py_ssize_t packed_start, out,
-           Py_ssize_t out_start, Py_ssize_t count, Py_ssize_t stride):
-    """Products of rows of float32 with `count` packed rows from byte packed_start on, into column out_start and those
-    after it of float32 rows of `stride`. The caller has checked everything."""
-    cdef Py_buffer left, right, target
-    PyObject_GetBuffer(x, &left, PyBUF_SIMPLE)
+def multiplies_codes(int path):
+    """Whether a path multiplies x as codes of eight bits."""
+    return bool(ggufx_multiplies_codes(path))
+
+
+def codes_of(int path, x):
+    """The float32 values of a buffer, a multiple of 32, as what `matmul` takes for codes."""
+    cdef Py_buffer values, target
+    PyObject_GetBuffer(x, &values, PyBUF_SIMPLE)
     try:
-        PyObject_GetBuffer(packed, &right, PyBUF_SIMPLE)
-        try:
-            PyObject_GetBuffer(out, &target, PyBUF_SIMPLE | PyBUF_WRITABLE)
-            try:
-                with nogil:
-                    ggufx_matmul(path, type, <const float *>left.buf, rows, width,
-                                 <const char *>right.buf + packed_start, count, <float *>target.buf + out_start,
-                                 stride)
-            finally:
-                PyBuffer_Release(&target)
-        finally:
-            PyBuffer_Release(&right)
+        codes = bytearray(ggufx_codes_size(values.len // 128))
+        PyObject_GetBuffer(codes, &target, PyBUF_SIMPLE | PyBUF_WRITABLE)
+        with nogil:
+            ggufx_store_codes(path, <const float *>values.buf, values.len // 128, target.buf)
+        PyBuffer_Release(&target)
     finally:
-        PyBuffer_Release(&left)
+        PyBuffer_Release(&values)
+    return codes
+
+
+def matmul(int path, int type, x, codes, Py_ssize_t rows, Py_ssize_t width, packed, Py_ssize_t packed_start, out,
+           Py_ssize_t out_start, Py_ssize_t count, Py_ssize_t stride):
+    """Products of rows of float32, or of their `codes`, with `count` packed rows from byte packed_start on, into column
+    out_start and those after it of float32 rows of `stride`. The caller has checked everything."""
+    cdef Py_buffer views[4]
+    cdef int held = 0, i
+    try:
+        PyObject_GetBuffer(x, &views[0], PyBUF_SIMPLE)
+        held = 1
+        PyObject_GetBuffer(packed, &views[1], PyBUF_SIMPLE)
+        held = 2
+        PyObject_GetBuffer(out, &views[2], PyBUF_SIMPLE | PyBUF_WRITABLE)
+        held = 3
+        if codes is None:
+            with nogil:
+                ggufx_matmul(path, type, <const float *>views[0].buf, rows, width,
+                             <const char *>views[1].buf + packed_start, count, <float *>views[2].buf + out_start, stride)
+        else:
+            PyObject_GetBuffer(codes, &views[3], PyBUF_SIMPLE)
+            held = 4
+            with nogil:
+                ggufx_matmul_codes(path, type, <const float *>views[0].buf, views[3].buf, rows, width,
+                                   <const char *>views[1].buf + packed_start, count,
+                                   <float *>views[2].buf + out_start, stride)
+    finally:
+        for i in range(held):
+            PyBuffer_Release(&views[i])

@@ -11,7 +11,7 @@ typedef struct {
 
 /* The levels of four sub-blocks, four each: the codes of the k-th have 4k added for the halves' table. */
 INLINE void four_of_q2_k(sink y, int at, bytes first, bytes second, const float *d, const float *m) {
-    if (y.dtype == GGUFX_F32) {
+    if (!takes_halves(y)) {
         affine(y, at, first, pair(d[0], d[1]), pair(m[0], m[1]));
         affine(y, at + 32, second, pair(d[2], d[3]), pair(m[2], m[3]));
     } else {

@@ -14,7 +14,7 @@ INLINE void decode_q4_1(const block_q4_1 *b, sink y) {
     if (y.dtype == GGUFX_F32)
         put(y, 0, product_plus(floats_of_nibbles(b->qs), every(d), every(m)));
     else
-        put_words(y, 0, affine_table(y, d, m), nibbles(b->qs));
+        put_affine(y, 0, d, m, nibbles(b->qs));
 }
 
 #endif

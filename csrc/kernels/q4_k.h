@@ -32,8 +32,8 @@ INLINE void decode_q4_k(const block_q4_k *b, sink y) {
             put(y, 64 * k, product_plus(first_halves(first, second), every(t[0]), every(t[8])));
             put(y, 64 * k + 32, product_plus(second_halves(first, second), every(t[1]), every(t[9])));
         } else {
-            put_words(y, 64 * k, affine_table(y, t[0], t[8]), field(load_bytes(q), 0, 15));
-            put_words(y, 64 * k + 32, affine_table(y, t[1], t[9]), field(load_bytes(q), 4, 15));
+            put_affine(y, 64 * k, t[0], t[8], field(load_bytes(q), 0, 15));
+            put_affine(y, 64 * k + 32, t[1], t[9], field(load_bytes(q), 4, 15));
         }
     }
 }

@@ -9,8 +9,6 @@ typedef struct {
 
 INLINE int finite_q8_1(const block_q8_1 *b) { return half_is_finite(b->d); }
 
-INLINE void decode_q8_1(const block_q8_1 *b, sink y) {
-    put(y, 0, multiply(load_signed(b->qs), every(half_at(y, b->d))));
-}
+INLINE void decode_q8_1(const block_q8_1 *b, sink y) { scaled_bytes(y, 0, b->qs, every(half_at(y, b->d))); }
 
 #endif

@@ -287,4 +287,13 @@ INLINE void add_to_totals(double *total, sums s) {
 #undef MAP2
 #undef MAP3
 
+/* ---- codes: bytes as they stand here ---- */
+
+/* Four of d for the first sixteen bytes, four of e for the others. */
+INLINE __m256 two_scales(__m256 d, __m256 e) { return _mm256_blend_ps(d, e, 0xCC); }
+INLINE __m256 eight_scales(floats d) { return two_scales(d.a, d.c); }
+INLINE __m256i from_order(__m256i v) { return _mm256_permute4x64_epi64(v, 0xD8); }
+
+#include "codes_x86.h"
+
 #endif

@@ -187,4 +187,13 @@ INLINE void store_words(uint16_t *p, words t, bytes codes, int past_cache) {
 
 #include "in_order.h"
 
+/* ---- codes ---- */
+
+/* Four of d for the first sixteen bytes, four of e for the others. */
+INLINE __m256 two_scales(__m256 d, __m256 e) { return _mm256_blend_ps(d, e, 0xF0); }
+INLINE __m256 eight_scales(floats d) { return two_scales(_mm512_castps512_ps256(d.a), _mm512_castps512_ps256(d.b)); }
+INLINE __m256i from_order(__m256i v) { return v; }
+
+#include "codes_x86.h"
+
 #endif

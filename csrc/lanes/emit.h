@@ -38,15 +38,19 @@ static const uint8_t ascending[32] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 
  * finite number of middling size, and lanes may round it to bfloat16 by arithmetic that would overflow otherwise.
  *
  * Or, where `rows` isn't zero, no array at all: float32 values are multiplied with so many rows of x, from column `at`
- * on, and added to a sum of each. */
+ * on, and added to a sum of each. Or x is codes, and so is what it is multiplied with, before scales and minimums. */
 typedef struct {
     void *values;
     int dtype, past_cache, finite;
     int rows;
     const float *const *x;
-    size_t at;
+    size_t at; /* values, or 32 codes each */
     sums *sum;
+    const ggufx_codes *const *codes;
+    code_sums *code_sum;
 } sink;
+
+enum { CODES = GGUFX_DTYPES }; /* what a sink takes that isn't a dtype */
 
 INLINE sink array_sink(void *values, int dtype, int past_cache, int finite) {
     return (sink){.values = values, .dtype = dtype, .past_cache = past_cache, .finite = finite};
@@ -54,6 +58,11 @@ INLINE sink array_sink(void *values, int dtype, int past_cache, int finite) {
 INLINE sink sum_sink(const float *const *x, size_t at, sums *sum, int rows) {
     return (sink){.dtype = GGUFX_F32, .rows = rows, .x = x, .at = at, .sum = sum};
 }
+
+INLINE sink code_sink(const ggufx_codes *const *codes, size_t at, code_sums *sum, int rows) {
+    return (sink){.dtype = CODES, .rows = rows, .codes = codes, .at = at, .code_sum = sum};
+}
+INLINE int takes_halves(sink y) { return y.dtype == GGUFX_F16 || y.dtype == GGUFX_BF16; }
 
 INLINE int half_is_finite(const void *p) { return (u16_at(p) & 0x7C00) != 0x7C00; }
 /* Only the exponent of a NaN or an infinity carries into the sign when 0x0400 is added to it. */
@@ -82,22 +91,39 @@ INLINE void put(sink y, int i, floats v) {
     else
         store_bfloats((uint16_t *)y.values + i, v, y.finite, y.past_cache);
 }
+
+/* What follows puts codes, with scales and minimums that are the same over each sixteen. */
+#define EACH_ROW UNROLL(4) for (int r = 0; r < y.rows; r++)
+
 INLINE void put_words(sink y, int i, words table, bytes codes) {
     store_words((uint16_t *)y.values + i, table, codes, y.past_cache);
 }
 
 /* q * d, signed codes; d is a half times at most an eight-bit scale. */
 INLINE void scaled(sink y, int i, bytes q, floats d) {
-    if (y.dtype == GGUFX_BF16)
+    if (y.dtype == CODES) {
+        EACH_ROW y.code_sum[r] = add_signed_codes(y.code_sum[r], q, eight_scales(d), y.codes[r] + y.at + i / 32);
+    } else if (y.dtype == GGUFX_BF16)
         store_scaled_bfloats((uint16_t *)y.values + i, q, d, y.finite, y.past_cache);
     else
         put(y, i, multiply(from_signed(q), d));
 }
 
+/* The same for signed bytes in memory and any d. */
+INLINE void scaled_bytes(sink y, int i, const void *q, floats d) {
+    if (y.dtype == CODES)
+        scaled(y, i, load_bytes(q), d);
+    else
+        put(y, i, multiply(load_signed(q), d));
+}
+
 /* q * d + m, unsigned codes. d has eleven bits from a half and at most six from a scale, q at most five: their product
  * is exact. */
 INLINE void affine(sink y, int i, bytes q, floats d, floats m) {
-    if (y.dtype == GGUFX_BF16)
+    if (y.dtype == CODES) {
+        const scales by = eight_scales(d), less = eight_scales(m);
+        EACH_ROW y.code_sum[r] = add_affine_codes(y.code_sum[r], q, by, less, y.codes[r] + y.at + i / 32);
+    } else if (y.dtype == GGUFX_BF16)
         store_affine_bfloats((uint16_t *)y.values + i, q, d, m, y.finite, y.past_cache);
     else
         put(y, i, product_plus(from_unsigned(q), d, m));
@@ -125,6 +151,7 @@ typedef struct {
     const int8_t *values; /* 16 levels of 8 bits, and 16 bytes that are never looked up */
     int few;              /* at most eight levels */
     floats d;
+    scales by;
     words table;
 } levels;
 
@@ -138,7 +165,8 @@ INLINE levels scaled_levels(sink y, const int8_t *values, int few, float d) {
     t.values = values;
     t.few = few;
     t.d = every(d);
-    if (y.dtype != GGUFX_F32) t.table = table_of(y, multiply(load_signed(values), t.d));
+    t.by = every_scale(d);
+    if (takes_halves(y)) t.table = table_of(y, multiply(load_signed(values), t.d));
     return t;
 }
 
@@ -149,21 +177,30 @@ INLINE levels scaled_level_pair(sink y, const int8_t *values, float d, float e) 
     t.values = values;
     t.few = 1;
     t.d = pair(d, e);
-    if (y.dtype != GGUFX_F32) t.table = table_of(y, multiply(load_signed(values), eights(d, e)));
+    t.by = pair_of_scales(d, e);
+    if (takes_halves(y)) t.table = table_of(y, multiply(load_signed(values), eights(d, e)));
     return t;
 }
 INLINE bytes bit3_in_second_half(void) { return pair_of_bytes(0, 8); }
 
 INLINE void put_scaled(sink y, int i, levels t, bytes codes) {
-    if (y.dtype == GGUFX_F32)
+    if (y.dtype == CODES) {
+        EACH_ROW y.code_sum[r] = add_levels(y.code_sum[r], t.values, codes, t.by, y.codes[r] + y.at + i / 32);
+    } else if (y.dtype == GGUFX_F32)
         put(y, i, scaled_codes(t.values, codes, t.d, t.few));
     else
         put_words(y, i, t.table, codes);
 }
 
-/* code * d + m, for halves. */
-INLINE words affine_table(sink y, float d, float m) {
-    return table_of(y, product_plus(load_signed(ascending), every(d), every(m)));
+/* code * d + m, for codes and halves. */
+INLINE void put_affine(sink y, int i, float d, float m, bytes codes) {
+    if (y.dtype == CODES) {
+        EACH_ROW y.code_sum[r] =
+            add_affine_codes(y.code_sum[r], codes, every_scale(d), every_scale(m), y.codes[r] + y.at + i / 32);
+    } else
+        put_words(y, i, table_of(y, product_plus(load_signed(ascending), every(d), every(m))), codes);
 }
+
+#undef EACH_ROW
 
 #endif

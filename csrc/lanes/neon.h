@@ -331,4 +331,6 @@ INLINE void stream_fence(void) {}
 
 #include "in_order.h"
 
+#include "codes_neon.h"
+
 #endif

@@ -355,4 +355,6 @@ INLINE void stream_fence(void) {}
 
 #include "in_order.h"
 
+#include "codes_scalar.h"
+
 #endif

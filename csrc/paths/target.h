@@ -8,6 +8,7 @@
 
 #define AVX2_FEATURES "avx2,bmi,bmi2,f16c,fma"
 #define AVX512_FEATURES "avx2,bmi,bmi2,f16c,fma,avx512f,avx512bw,avx512dq,avx512vl"
+#define VNNI_FEATURES AVX512_FEATURES ",avx512vnni"
 
 #if defined(__clang__)
 #define TARGET_BEGIN(features) PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))

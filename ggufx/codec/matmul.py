@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..errors import GGUFError
 from ..formats.tensor_types import QType, row_nbytes
 from . import dispatch
-from .arrays import check_layout, refuse_masked
+from .arrays import check_layout, from_torch, is_torch, refuse_masked
 from .decode import _source, dequantize, swap_bytes
 from .dtypes import is_bfloat16
 from .threads import run, thread_count
@@ -22,7 +22,7 @@ __all__ = ["matmul", "matmul_experts"]
 
 Floats = npt.NDArray[np.float32]
 
-PRECISIONS: Final = ("float32",)
+PRECISIONS: Final = ("float32", "int8")
 
 # From this many rows of x on, panels of W are decoded and handed to BLAS, where GGUFX_BLAS_ROWS doesn't say otherwise.
 BLAS_ROWS: Final = 32
@@ -59,11 +59,12 @@ class _Rows(NamedTuple):
 
 
 class _Product(NamedTuple):
-    """out = x @ W[start : start + out.shape[1]].T"""
+    """out = x @ W[start : start + out.shape[1]].T; codes: what the kernels take instead of x."""
 
     x: Floats
     out: Floats
     start: int
+    codes: bytearray | None = None
 
 
 def _blas_rows() -> int:
@@ -112,8 +113,10 @@ def _packed_rows(weight: Any, qtype: QType | int | str | None, dims: int) -> tup
     return _Rows(packed, kind, blocks * kind.block_size, False, "weight"), raw.shape[:-1]
 
 
-def _activations(given: object, width: int, label: str) -> Floats:
-    """The values of x as float32, C-contiguous and aligned; itself where it is that already."""
+def _activations(given: object, width: int, label: str) -> tuple[Floats, npt.NDArray[Any]]:
+    """The values of x as float32, C-contiguous and aligned, and x itself as an array, which may be the same."""
+    if is_torch(given):
+        given = from_torch(given, "x")[0]
     if not isinstance(given, np.ndarray):
         raise TypeError(f"x must be a numpy array, not {type(given).__name__}")
     refuse_masked(given, "x")
@@ -122,16 +125,18 @@ def _activations(given: object, width: int, label: str) -> Floats:
         raise GGUFError(f"x has shape {x.shape}, but rows of {label} have {width} values")
     flags = x.flags
     if x.dtype == _FLOAT32 and flags.c_contiguous and flags.aligned:
-        return x
+        return x, x
     if x.dtype == _FLOAT32 or x.dtype == np.float16:
-        return np.require(x, np.float32, ["C", "A"])
+        values: Floats = np.require(x, np.float32, ["C", "A"])
+        return values, x
     if x.dtype == np.uint16 or is_bfloat16(x.dtype):
-        bits = np.ascontiguousarray(x).view(np.uint16).astype(np.uint32).reshape(x.shape)
-        return (bits << np.uint32(16)).view(np.float32)
+        wide = np.empty(x.shape, np.float32)
+        np.left_shift(x.view(np.uint16), 16, out=wide.view(np.uint32), dtype=np.uint32)
+        return wide, x
     raise TypeError(f"x has dtype {x.dtype}; float32, float16 or bfloat16 (ml_dtypes', or uint16 bits) was expected")
 
 
-def _result(out: Any, shape: tuple[int, ...], *read: npt.NDArray[Any]) -> Floats:
+def _result(out: Floats | None, shape: tuple[int, ...], *read: npt.NDArray[Any]) -> Floats:
     if out is None:
         return np.empty(shape, np.float32)
     if isinstance(out, np.ndarray) and out.dtype != _FLOAT32:
@@ -159,7 +164,7 @@ def matmul(
 
     Parameters
     ----------
-    x : ndarray
+    x : ndarray or torch.Tensor
         Shape (..., K); float32, float16 or bfloat16 (``ml_dtypes.bfloat16``, or its bits as uint16). Halves are
         computed with as float32.
     weight : Tensor or array of uint8
@@ -168,8 +173,11 @@ def matmul(
         The type of blocks; of a tensor it may be left out.
     out : ndarray, optional
         float32 of shape (..., N), C-contiguous and apart from all that is read.
-    precision : {"float32"}
-        ``"float32"``: activations as they are; within 1e-6 of sum(abs(x) * abs(w)) of the exact value.
+    precision : {"float32", "int8"}
+        ``"float32"``: activations as they are; within 1e-6 of sum(abs(x) * abs(w)) of the exact value. ``"int8"``:
+        activations are rounded to eight bits in groups of 32 under a float32 scale, as close as ggml's or closer, and
+        multiplied as integers, which is faster. Where that isn't finite, the result is that of ``"float32"``; and so it
+        is for F32, F16, BF16 and F64, whose values have no codes.
     threads : int, optional
         At most this many; None lets ggufx choose, 1 starts none.
     path : str, optional
@@ -197,18 +205,18 @@ def matmul(
     _check_precision(precision)
     index = dispatch.resolve(path)
     rows, (n,) = _packed_rows(weight, qtype, 2)
-    values = _activations(x, rows.width, rows.label)
-    result = _result(out, (*x.shape[:-1], n), x, rows.packed)
+    values, read = _activations(x, rows.width, rows.label)
+    result = _result(out, (*values.shape[:-1], n), read, rows.packed)
     if values.ndim == 2:
         products = [_Product(values, result, 0)]
     else:
-        count = prod(x.shape[:-1])
+        count = prod(values.shape[:-1])
         products = [_Product(values.reshape(count, rows.width), result.reshape(count, n), 0)]
-    _multiply(products, rows, index, threads)
+    _multiply(products, rows, index, threads, precision)
     return result
 
 
-def _multiply(products: list[_Product], rows: _Rows, path: int, threads: int | None) -> None:
+def _multiply(products: list[_Product], rows: _Rows, path: int, threads: int | None, precision: str) -> None:
     if threads is not None:
         threads = thread_count(threads)
     products = [p for p in products if p.out.size]
@@ -217,16 +225,21 @@ def _multiply(products: list[_Product], rows: _Rows, path: int, threads: int | N
         for p in products:
             p.out.fill(0)
         return
+    rounded = precision == "int8" and rows.qtype.is_quantized
     if path < 0 or not native.decodes(rows.qtype):
         for p in products:
-            _in_numpy(p, rows)
+            _in_numpy(p._replace(x=_rounded(p.x)) if rounded else p, rows)
         return
     fused = []
     for p in products:
         if len(p.x) > 1 and len(p.x) >= _blas_rows():
             _by_blas(p, rows)
-        else:
+        elif not rounded:
             fused.append(p)
+        elif native.multiplies_codes(path):
+            fused.append(p._replace(codes=native.codes_of(path, p.x)))
+        else:
+            fused.append(p._replace(x=_rounded(p.x)))
     workers = rows.width * sum(p.out.size for p in fused) // PRODUCTS_PER_THREAD
     if workers > 1 and threads != 1:
         workers = min(workers, thread_count(threads))
@@ -234,12 +247,14 @@ def _multiply(products: list[_Product], rows: _Rows, path: int, threads: int | N
         workers = 1
 
     def multiply(part: tuple[_Product, int, int]) -> None:
-        (x, out, start), first, last = part
+        (x, out, start, codes), first, last = part
         if rows.big:
             packed, offset = rows.part(start + first, start + last), 0
         else:
             packed, offset = rows.packed, (start + first) * rows.packed.shape[1]
-        native.matmul(path, rows.qtype, x, len(x), rows.width, packed, offset, out, first, last - first, out.shape[1])
+        native.matmul(
+            path, rows.qtype, x, codes, len(x), rows.width, packed, offset, out, first, last - first, out.shape[1]
+        )
 
     run(multiply, _parts(fused, rows, workers), workers)
 
@@ -253,6 +268,17 @@ def _parts(products: list[_Product], rows: _Rows, workers: int) -> Iterator[tupl
             each = max(1, min(each, PANEL_VALUES // rows.width))
         for first in range(0, n, each):
             yield p, first, min(first + each, n)
+
+
+def _rounded(x: Floats) -> Floats:
+    """What codes of eight bits stand for, 32 under a scale; values beside infinities and NaN stay as they are."""
+    groups = x.reshape(-1, 32)
+    with dispatch.default_floats(), np.errstate(all="ignore"):
+        most = np.abs(groups).max(axis=1, keepdims=True)
+        fits = (most >= np.float32(2.0**-119)) & np.isfinite(most)
+        codes = np.rint(groups * np.where(fits, np.float32(127) / most, np.float32(0)))
+        rounded = codes * (most / np.float32(127))
+    return np.where(np.isfinite(most), rounded, groups).reshape(x.shape)
 
 
 def _by_blas(p: _Product, rows: _Rows) -> None:
@@ -324,13 +350,13 @@ def matmul_experts(
         raise TypeError(f"ids must be integers, not {chosen.dtype}")
     if chosen.ndim != 2:
         raise ValueError(f"ids has shape {chosen.shape}; (rows, experts of each) was expected")
-    values = _activations(x, rows.width, rows.label)
+    values, read = _activations(x, rows.width, rows.label)
     if values.shape[:-1] not in (chosen.shape, chosen.shape[:1]):
         raise ValueError(f"x has shape {x.shape}, which doesn't go with ids of shape {chosen.shape}")
     flat = chosen.reshape(-1)
     for bad in flat[(flat < 0) | (flat >= count)][:1].tolist():
         raise IndexError(f"ids holds {bad}, but {rows.label} has the experts 0 to {count - 1}")
-    result = _result(out, (*chosen.shape, n), x, rows.packed, chosen)
+    result = _result(out, (*chosen.shape, n), read, rows.packed, chosen)
     if not flat.size:
         return result
     # Pairs of the same expert side by side, in their order.
@@ -345,6 +371,6 @@ def matmul_experts(
     for last in ends.tolist():
         products.append(_Product(side_by_side[first:last], places[first:last], int(flat[order[first]]) * n))
         first = last
-    _multiply(products, rows, index, threads)
+    _multiply(products, rows, index, threads, precision)
     result.reshape(flat.size, n)[order] = places
     return result

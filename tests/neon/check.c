@@ -186,19 +186,32 @@ static void encode(int path, const char *name, const record *r, const uint8_t *r
     }
 }
 
-/* ---- products: no further from the exact ones than 1e-6 of the sum of magnitudes, whatever rows come together */
+/* ---- products, whatever rows come together: no further from the exact ones than 1e-6 of the sum of magnitudes, or
+ * than what rounding to codes may lose */
+
+static void product(int path, const record *r, const float *x, const uint8_t *codes, size_t m, const uint8_t *packed,
+                    size_t count, float *out) {
+    if (codes)
+        ggufx_matmul_codes(path, (int)r->type, x, codes, m, r->width, packed, count, out, count);
+    else
+        ggufx_matmul(path, (int)r->type, x, m, r->width, packed, count, out, count);
+}
 
 static void multiply(int path, const char *name, const record *r, const uint8_t *packed, const uint8_t *rows,
-                     const uint8_t *exact, room src, room left, room dst) {
-    const size_t all = r->tables[0], count = r->count;
+                     const uint8_t *exact, room src, room left, room dst, int rounded) {
+    const size_t all = r->tables[0], count = r->count, groups = r->width / 32;
     const size_t bytes = count * (r->width / r->values * r->bytes), row = r->width * 4;
+    const double limit = rounded ? 4e-3 : 1e-6;
     for (size_t m = 1; m <= all; m++) {
         uint8_t *const in = place(src, bytes, m & 1 ? -1 : 3);
         float *const x = (float *)place(left, m * row, -1), *const out = (float *)place(dst, m * count * 4, -1);
         memcpy(in, packed, bytes);
         memcpy(x, rows, m * row);
         memset(dst.first, 0xA5, dst.size);
-        ggufx_matmul(path, (int)r->type, x, m, r->width, in, count, out, count);
+        uint8_t *const codes = rounded ? malloc(ggufx_codes_size(m * groups)) : NULL;
+        uint8_t *const code = rounded ? malloc(ggufx_codes_size(groups)) : NULL;
+        if (rounded) ggufx_store_codes(path, x, m * groups, codes);
+        product(path, r, x, codes, m, in, count, out);
         for (uint8_t *q = dst.first; q < (uint8_t *)out; q++)
             if (*q != 0xA5) fail("wrote before the output", name, r, "");
         for (size_t i = 0; i < m * count; i++) {
@@ -206,14 +219,17 @@ static void multiply(int path, const char *name, const record *r, const uint8_t 
             float alone;
             memcpy(want, exact + 16 * i, 16);
             char where[200];
-            snprintf(where, sizeof where, "%zu rows: product %zu of row %zu is %.9g, wanted %.9g", m, i % count,
-                     i / count, (double)out[i], want[0]);
+            snprintf(where, sizeof where, "%s, %zu rows: product %zu of row %zu is %.9g, wanted %.9g",
+                     rounded ? "codes" : "floats", m, i % count, i / count, (double)out[i], want[0]);
             const double off = (double)out[i] - want[0];
-            if (!(off <= 1e-6 * want[1] && -off <= 1e-6 * want[1])) fail("wrong product", name, r, where);
-            ggufx_matmul(path, (int)r->type, x + i / count * r->width, 1, r->width, in + i % count * (bytes / count), 1,
-                         &alone, 1);
+            if (!(off <= limit * want[1] && -off <= limit * want[1])) fail("wrong product", name, r, where);
+            const float *const one = x + i / count * r->width;
+            if (rounded) ggufx_store_codes(path, one, groups, code);
+            product(path, r, one, code, 1, in + i % count * (bytes / count), 1, &alone);
             if (memcmp(&alone, out + i, 4)) fail("a product depends on its company", name, r, where);
         }
+        free(codes);
+        free(code);
         comparisons += m * count;
     }
 }
@@ -269,7 +285,10 @@ int main(int argc, char **argv) {
             parts[2] = at, at += m * r.count * 16;
             const room src = make_room(bytes + 3), left = make_room(m * row), dst = make_room(m * r.count * 4);
             for (int i = 2; i < argc; i++)
-                multiply(find_path(argv[i]), argv[i], &r, parts[0], parts[1], parts[2], src, left, dst);
+                for (int rounded = 0; rounded < 2; rounded++)
+                    if (!rounded || (r.values > 1 && ggufx_multiplies_codes(find_path(argv[i]))))
+                        multiply(find_path(argv[i]), argv[i], &r, parts[0], parts[1], parts[2], src, left, dst,
+                                 rounded);
         } else {
             const size_t n = (size_t)r.count * r.width, bytes = n / r.values * r.bytes;
             const void *lattice[4];
