@@ -13,7 +13,7 @@ from ..sizes import format_size, parse_size
 from .progressbar import add_progress_argument, progress_bar
 from .terminal import printable, warnings_as_lines
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["TensorType", "add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tensor-type",
-        action=_TensorType,
+        action=TensorType,
         default=[],
         metavar="PATTERN=TYPE",
         help="type of the tensors that match",
@@ -137,7 +137,7 @@ def _tensor_type(text: str, where: str = "--tensor-type") -> tuple[str, QType]:
         raise ValueError(f"{where} {text!r}: {error}") from None
 
 
-class _TensorType(argparse.Action):
+class TensorType(argparse.Action):
     """A pattern and its type, checked at once; those of files take their place among them: the first match counts."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: Any) -> None:

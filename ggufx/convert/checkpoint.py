@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..codec.decode import dequantize
 from ..errors import GGUFError
+from ..formats.tensor_types import QType
 
 __all__ = ["Checkpoint", "StoredTensor", "read_json", "read_safetensors"]
 
@@ -84,25 +86,26 @@ class StoredTensor(NamedTuple):
     start: int
     loaded: Any = None
 
-    def bits(self) -> Array:
-        """The tensor as stored; bfloat16 comes as uint16, 8-bit floats as uint8."""
+    def bits(self, start: int = 0, stop: int | None = None) -> Array:
+        """The tensor as stored, or a part of its first axis; bfloat16 comes as uint16, 8-bit floats as uint8."""
         if self.loaded is not None:
-            return _torch_bits(self.loaded, self.dtype).reshape(self.shape)
-        count = math.prod(self.shape)
-        array: Array = np.fromfile(self.path, DTYPES[self.dtype], count, offset=self.start)
+            whole = _torch_bits(self.loaded, self.dtype).reshape(self.shape)
+            return whole if stop is None else whole[start:stop]
+        shape = self.shape if stop is None else (stop - start, *self.shape[1:])
+        count, dtype = math.prod(shape), np.dtype(DTYPES[self.dtype])
+        offset = self.start + start * math.prod(self.shape[1:]) * dtype.itemsize
+        array: Array = np.fromfile(self.path, dtype, count, offset=offset)
         if array.size != count:
             raise GGUFError(f"{self.path}: tensor {self.name!r} ends after {array.size} of {count} values")
-        return array.reshape(self.shape)
+        return array.reshape(shape)
 
-    def values(self) -> Array:
-        """The tensor as float16 where it is that, else as float32, as the reference computes."""
+    def values(self, start: int = 0, stop: int | None = None) -> Array:
+        """The tensor, or a part, as float16 where it is that, else as float32, as the reference computes."""
         if self.dtype not in FLOATS and self.dtype not in ("I8", "I16", "I32", "I64", "U8", "BOOL"):
             raise GGUFError(f"{self.path}: tensor {self.name!r} is {self.dtype}, which this conversion can't read")
-        bits = self.bits()
+        bits = self.bits(start, stop)
         if self.dtype == "BF16":
-            wide = bits.astype(np.uint32)
-            wide <<= 16
-            return wide.view(np.float32)
+            return dequantize(bits.reshape(-1), QType.BF16, shape=bits.shape, threads=1)
         if self.dtype == "F64":
             with np.errstate(over="ignore"):
                 return bits.astype(np.float32)

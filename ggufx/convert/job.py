@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
+import functools
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import numpy.typing as npt
 
-from ..codec.encode import NEEDS_IMATRIX, quantize_quietly
+from ..codec.encode import NEEDS_IMATRIX
 from ..codec.threads import thread_count
 from ..errors import GGUFError, GGUFWarning
 from ..formats.file_types import FileType
@@ -21,10 +21,13 @@ from ..formats.tensor_types import QType, nbytes
 from ..formats.value_types import ValueType
 from ..model.hyperparameters import ModelFacts
 from ..requantize.choices import Request, TensorSpec, choose
+from ..requantize.importance import Importance
+from ..requantize.metadata import imatrix_keys
 from ..write.stream import Progress
 from ..write.writer import Writer
 from .architectures import architecture_of
 from .checkpoint import Checkpoint
+from .encoding import Encoder
 from .fusing import fuse_gate_up, fuse_qkv
 from .general import general_metadata
 from .hparams import FILE_TYPE, Config, Keys, metadata_of
@@ -48,8 +51,6 @@ _ALWAYS_F32 = re.compile(
     r"|position_embd|token_types)\.weight$"
 )
 _TABLES = ("token_embd.weight", "per_layer_token_embd.weight", "output.weight")
-# Values quantized at once: large enough for all cores, small beside a tensor of an embedding's size.
-PIECE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,12 @@ def convert(
     name: str | None = None,
     fuse_qkv: bool = False,
     fuse_gate_up: bool = False,
+    imatrix: Importance | Mapping[str, npt.NDArray[Any]] | str | os.PathLike[str] | None = None,
+    tensor_types: Sequence[tuple[str, QType]] = (),
+    output_type: QType | None = None,
+    embedding_type: QType | None = None,
+    pure: bool = False,
+    leave_output: bool = False,
     threads: int | None = None,
     sync: bool = True,
     progress: Progress | None = None,
@@ -107,6 +114,8 @@ def convert(
         Queries, keys and values of a layer as one tensor.
     fuse_gate_up : bool
         The gates and inputs of a layer's experts as one tensor, where llama.cpp knows it.
+    imatrix, tensor_types, output_type, embedding_type, pure, leave_output
+        For a mix, as :func:`ggufx.requantize` takes them.
     threads : int, optional
         At most this many.
     sync : bool
@@ -122,6 +131,8 @@ def convert(
     ------
     GGUFError
         If the model's class isn't known, weights are missing or damaged, or they contradict the configuration.
+    ValueError
+        If there is no such type, or an option is for mixes alone.
 
     Warns
     -----
@@ -131,6 +142,18 @@ def convert(
     job = Job(Path(folder))
     job.fuse(qkv=fuse_qkv, gate_up=fuse_gate_up)
     kind = job.resolve(type)
+    job.importance = Importance.of(imatrix)
+    job.request = Request(
+        FileType.F32 if kind in PLAIN else FileType.parse(kind),
+        imatrix=bool(job.importance.weights),
+        pure=pure,
+        tensor_types=tuple(tensor_types),
+        output_type=output_type,
+        embedding_type=embedding_type,
+        leave_output=leave_output,
+    )
+    if kind in PLAIN and (imatrix is not None or job.request != Request(FileType.F32)):
+        raise ValueError(f"imatrix and the types of single tensors are for mixes; {kind} gives all tensors one type")
     head, tail = job.surroundings(pre, name)
     return job.write(output, kind, head, tail, thread_count(threads), sync=sync, progress=progress)
 
@@ -145,6 +168,8 @@ class Job:
         _check_quantization(self.config)
         self.checkpoint = Checkpoint(folder)
         self.planned = plan_tensors(self.checkpoint, self.row, self.config)
+        self.importance = Importance({})
+        self.request = Request(FileType.F32)
 
     def fuse(self, *, qkv: bool, gate_up: bool) -> None:
         """Make one tensor of several."""
@@ -213,17 +238,17 @@ class Job:
         if kind in PLAIN:
             qtype, number = PLAIN[kind]
             return [(p, self.plain_type(p, qtype)) for p in self.planned], number
-        ftype = FileType.parse(kind)
         by_name = {p.name: p for p in self.planned}
         specs = [TensorSpec(p.name, p.shape, QType.F32 if p.packed is None else p.packed) for p in self.planned]
         facts = ModelFacts.from_metadata({key: value for key, (value, _) in keys.items()})
         out = []
-        for choice in choose(specs, facts, Request(ftype)):
+        for choice in choose(specs, facts, self.request):
             p, qtype = by_name[choice.name], QType(choice.qtype)
-            if p.packed is None and (choice.needs_imatrix or qtype in NEEDS_IMATRIX):
+            needy = choice.needs_imatrix or qtype in NEEDS_IMATRIX
+            if p.packed is None and needy and self.importance.columns(p.name, p.shape) is None:
                 raise GGUFError(f"tensor {p.name!r}: {qtype.name} needs an importance matrix, and there is none for it")
             out.append((p, qtype if p.packed is None else p.packed))
-        return out, int(ftype)
+        return out, int(self.request.ftype)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -245,46 +270,27 @@ class Job:
         if kind not in PLAIN:  # llama-quantize moves the two keys it sets to the end
             for name in ("general.quantization_version", "general.file_type"):
                 keys[name] = keys.pop(name)
-        inputs: Sequence[str] = [str(path) for path in self.checkpoint.paths]
+            keys.update(imatrix_keys(self.importance))
+        inputs = [str(path) for path in self.checkpoint.paths] + [f for f in (self.importance.file,) if f is not None]
         writer = Writer(output, inputs=inputs, sync=sync, progress=progress)
         for key, (value, vtype) in keys.items():
             writer.set(key, value, vtype)
-        lossy: list[str] = []
-        for p, qtype in tensors:
-            if p.packed is not None:
-                writer.add(p.name, p.make, shape=p.shape, qtype=qtype)
-            else:
-                writer.add(p.name, _encoder(p, qtype, threads, lossy), shape=p.shape, qtype=qtype)
-        paths = writer.close()
-        if lossy:
-            more = f" and {len(lossy) - 1} more" if len(lossy) > 1 else ""
-            warnings.warn(f"values or scales became infinite in {lossy[0]}{more}", GGUFWarning, stacklevel=3)
+        weights = [None if p.packed is not None else self.importance.columns(p.name, p.shape) for p, _ in tensors]
+        weights = [w if qtype.is_quantized else None for w, (_, qtype) in zip(weights, tensors, strict=True)]
+        encoder = Encoder(tensors, weights, threads)
+        for number, (p, qtype) in enumerate(tensors):
+            writer.add(p.name, functools.partial(encoder.pieces, number), shape=p.shape, qtype=qtype)
+        try:
+            paths = writer.close()
+        finally:
+            encoder.close()
+        for said in list(encoder.lossy.items())[:1]:
+            more = f", and of {len(encoder.lossy) - 1} tensors more" if len(encoder.lossy) > 1 else ""
+            warnings.warn(
+                f"values or scales became infinite in {said[0]!r}: {said[1]}{more}", GGUFWarning, stacklevel=3
+            )
         size = sum(nbytes(p.shape, qtype) for p, qtype in tensors)
         return Converted(tuple(paths), self.row.name, kind, len(tensors), size)
-
-
-def _encoder(p: Planned, qtype: QType, threads: int, lossy: list[str]) -> Any:
-    def pieces() -> Iterator[Any]:
-        values = p.make()
-        if values.shape != p.shape:
-            raise GGUFError(f"tensor {p.name!r}: its values have shape {values.shape}, {p.shape} was planned")
-        if qtype is QType.F32:
-            yield np.ascontiguousarray(values, np.float32)
-            return
-        rows = np.ascontiguousarray(values).reshape(-1, p.shape[-1])
-        step = max(1, PIECE // max(1, p.shape[-1]))
-        said = ""
-        for start in range(0, math.prod(p.shape[:-1]), step):
-            try:
-                packed, warning = quantize_quietly(rows[start : start + step], qtype, threads=threads)
-            except GGUFError as error:
-                raise GGUFError(f"tensor {p.name!r} (from {p.source!r}): {error}") from error
-            said = said or warning
-            yield packed
-        if said:
-            lossy.append(f"{p.name!r}: {said}")
-
-    return pieces
 
 
 def _check_quantization(config: Config) -> None:

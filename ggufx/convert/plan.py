@@ -5,6 +5,7 @@ Nothing is read here but headers, so everything that can be refused is refused b
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -52,6 +53,10 @@ class Planned(NamedTuple):
         The type in which it already lies in the checkpoint, kept whatever is asked for.
     source : str
         The checkpoint's name for it, for messages.
+    groups : int
+        Into how many equal parts it falls that can be made one by one.
+    part : callable or None
+        Makes those from one to another, where there are several.
     """
 
     name: str
@@ -59,6 +64,8 @@ class Planned(NamedTuple):
     make: Callable[[], Array]
     packed: QType | None
     source: str
+    groups: int = 1
+    part: Callable[[int, int], Array] | None = None
 
 
 _PREDICTOR = re.compile(r"(?:model\.)?mtp\.(.+)")
@@ -190,6 +197,10 @@ def _made(match: Match, tensor: StoredTensor, config: Config, row: Architecture)
     if rows is not None and rows < shapes[0][0]:
         shapes = [(rows, *shapes[0][1:])]
 
+    groups = match.transform.groups(tensor.shape, config)
+    if rows is not None:
+        groups = shapes[0][0]
+
     def maker(index: int) -> Callable[[], Array]:
         def make() -> Array:
             array = match.transform.apply(tensor.values(), config)[index]
@@ -197,8 +208,18 @@ def _made(match: Match, tensor: StoredTensor, config: Config, row: Architecture)
 
         return make
 
+    def partial(index: int) -> Callable[[int, int], Array]:
+        size = 1 if rows is not None else tensor.shape[0] // groups
+
+        def part(start: int, stop: int) -> Array:
+            values = tensor.values(start * size, stop * size)
+            return match.transform.apply_to(values, config, stop - start)[index]
+
+        return part
+
     for index, (name, shape) in enumerate(zip(match.targets, shapes, strict=True)):
-        yield Planned(name, shape, maker(index), None, tensor.name)
+        part = partial(index) if groups > 1 else None
+        yield Planned(name, shape, maker(index), None, tensor.name, groups, part)
 
 
 def _stacked(
@@ -236,7 +257,20 @@ def _stack(name: str, experts: dict[int, StoredTensor]) -> Planned:
             stacked[number] = experts[number].values()
         return stacked
 
-    return Planned(name, (len(experts), *first.shape), make, None, first.name)
+    def part(start: int, stop: int) -> Array:
+        pieces = []
+        while start < stop:  # rows of one expert after the other
+            expert, row = divmod(start, height)
+            count = min(stop - start, height - row)
+            pieces.append(experts[expert].values(row, row + count))
+            start += count
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    shape = (len(experts), *first.shape)
+    if len(first.shape) != 2:
+        return Planned(name, shape, make, None, first.name)
+    height = first.shape[0]
+    return Planned(name, shape, make, None, first.name, len(experts) * height, part)
 
 
 def _mxfp4(kept: dict[str, StoredTensor], config: Config) -> Iterator[Planned]:
@@ -257,21 +291,22 @@ def _mxfp4(kept: dict[str, StoredTensor], config: Config) -> Iterator[Planned]:
         kinds = ("ffn_gate_exps", "ffn_up_exps") if "gate_up" in name else ("ffn_down_exps",)
         for start, kind in enumerate(kinds):
             shape = (experts, rows // len(kinds), groups * 32)
-            make = _packer(blocks, scales, start, len(kinds))
-            yield Planned(f"blk.{block[1]}.{kind}.weight", shape, make, QType.MXFP4, blocks.name)
+            part = _packer(blocks, scales, start, len(kinds))
+            make = functools.partial(part, 0, experts)
+            yield Planned(f"blk.{block[1]}.{kind}.weight", shape, make, QType.MXFP4, blocks.name, experts, part)
 
 
-def _packer(blocks: StoredTensor, scales: StoredTensor, start: int, step: int) -> Callable[[], Array]:
-    def make() -> Array:
-        codes = blocks.bits()[:, start::step]
+def _packer(blocks: StoredTensor, scales: StoredTensor, first: int, step: int) -> Callable[[int, int], Array]:
+    def part(start: int, stop: int) -> Array:
+        codes = blocks.bits(start, stop)[:, first::step]
         # A byte holds two neighbours in the checkpoint, and here an element with the one sixteen behind it.
         low, high = codes & 15, codes >> 4
         values = np.stack([low, high], axis=-1).reshape(*codes.shape[:-1], 32)
         packed = values[..., :16] | (values[..., 16:] << 4)
-        whole = np.concatenate([scales.bits()[:, start::step, :, None], packed], axis=-1)
+        whole = np.concatenate([scales.bits(start, stop)[:, first::step, :, None], packed], axis=-1)
         return np.ascontiguousarray(whole.reshape(*whole.shape[:2], -1))
 
-    return make
+    return part
 
 
 def _known_tokens(config: Config) -> int | None:

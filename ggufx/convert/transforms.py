@@ -49,7 +49,7 @@ Shape = tuple[int, ...]
 
 
 class Transform:
-    """One tensor in, one tensor out, as it is; the others change what they need to.
+    """One tensor in, one tensor out; what a transform doesn't say otherwise leaves it as it is.
 
     Attributes
     ----------
@@ -77,6 +77,21 @@ class Transform:
         """The tensor that went in."""
         return arrays[0]
 
+    def groups(self, shape: Shape, config: Config) -> int:
+        """Into how many equal parts along the first axis a tensor falls that can be changed one by one."""
+        return 1
+
+    def apply_to(self, array: Array, config: Config, count: int) -> list[Array]:
+        """What comes out of `count` of these parts."""
+        return self.apply(array, config)
+
+
+class Keep(Transform):
+    """As it is."""
+
+    def groups(self, shape: Shape, config: Config) -> int:
+        return shape[0] if len(shape) > 1 else 1
+
 
 @dataclass(frozen=True)
 class Permute(Transform):
@@ -93,9 +108,14 @@ class Permute(Transform):
             raise ValueError(f"rows of {heads} heads in pairs were expected, not {shape[0] if shape else 'none'}")
         return [shape]
 
+    def groups(self, shape: Shape, config: Config) -> int:
+        return self.heads(config)
+
     def apply(self, array: Array, config: Config) -> list[Array]:
-        heads = self.heads(config)
-        halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+        return self.apply_to(array, config, self.heads(config))
+
+    def apply_to(self, array: Array, config: Config, count: int) -> list[Array]:
+        halves = array.reshape(count, 2, array.shape[0] // count // 2, *array.shape[1:])
         return [halves.swapaxes(1, 2).reshape(array.shape)]
 
     def undo(self, arrays: Sequence[Array], config: Config) -> Array:
@@ -123,6 +143,9 @@ class Transpose(Transform):
         if len(shape) < 2:
             raise ValueError("a matrix was expected")
         return [(*shape[:-2], shape[-1], shape[-2])]
+
+    def groups(self, shape: Shape, config: Config) -> int:
+        return shape[0] if len(shape) > 2 else 1
 
     def apply(self, array: Array, config: Config) -> list[Array]:
         return [np.ascontiguousarray(array.swapaxes(-1, -2))]
@@ -175,6 +198,9 @@ class Halves(Transform):
             raise ValueError(f"an even number was expected instead of {dims[self.axis]}")
         dims[self.axis] //= 2
         return [tuple(dims), tuple(dims)]
+
+    def groups(self, shape: Shape, config: Config) -> int:
+        return shape[0] if len(shape) > -self.axis else 1
 
     def apply(self, array: Array, config: Config) -> list[Array]:
         if self.transposed:
@@ -353,7 +379,7 @@ class Ternary(Transform):
         return [np.clip(np.round(values * inverse), -1, 1).astype(np.float32) / inverse]
 
 
-KEEP = Transform()
+KEEP = Keep()
 PERMUTE_Q = Permute(keys=False)
 PERMUTE_K = Permute(keys=True)
 PLUS_ONE = PlusOne()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ..formats.file_types import FileType
 from ..formats.tensor_types import QType, type_name
+from ..formats.value_types import ValueType
 from ..read.metadata import Metadata
 from ..read.reader import GGUFFile
 from ..write.keys import SPLIT_KEYS, Declared, check_key, check_overridable, encode_for
@@ -18,7 +19,7 @@ from ..write.writer import Writer
 from .choices import Choice, visiting_order
 from .importance import Importance
 
-__all__ = ["GUESSED", "Override", "declared_or_guessed", "fill_metadata", "heaviest_mix"]
+__all__ = ["GUESSED", "Override", "declared_or_guessed", "fill_metadata", "heaviest_mix", "imatrix_keys"]
 
 # The version of ggml's block formats, written as general.quantization_version.
 QUANTIZATION_VERSION = 2
@@ -104,6 +105,20 @@ def heaviest_mix(choices: Iterable[Choice]) -> FileType:
     return mix_of(max(weight, key=lambda qtype: weight[qtype], default=QType.F32))
 
 
+def imatrix_keys(importance: Importance) -> dict[str, tuple[Any, ValueType]]:
+    """What llama-quantize's output says of its importance matrix, in its order."""
+    keys: dict[str, tuple[Any, ValueType]] = {}
+    if not importance.weights:
+        return keys
+    for key, text in (("file", importance.file), ("dataset", importance.dataset)):
+        if text is not None:
+            keys[f"quantize.imatrix.{key}"] = (os.fsencode(text)[:LONGEST_TEXT], ValueType.STRING)
+    keys["quantize.imatrix.entries_count"] = (len(importance.weights), ValueType.UINT32)
+    if importance.chunks:
+        keys["quantize.imatrix.chunks_count"] = (importance.chunks, ValueType.UINT32)
+    return keys
+
+
 def fill_metadata(
     writer: Writer,
     source: Metadata,
@@ -116,7 +131,7 @@ def fill_metadata(
     """Give `writer` the source's metadata and llama-quantize's keys, in its order: what is set moves to the end."""
     writer.update(source)
 
-    def put(key: str, value: Any, kind: str) -> None:
+    def put(key: str, value: Any, kind: str | ValueType) -> None:
         if key in writer:
             writer.delete(key)
         writer.set(key, value, kind)
@@ -128,12 +143,7 @@ def fill_metadata(
             writer.delete(key)
     for override in overrides:
         put(*override)
-    if importance.weights:
-        for key, text in (("file", importance.file), ("dataset", importance.dataset)):
-            if text is not None:
-                put(f"quantize.imatrix.{key}", os.fsencode(text)[:LONGEST_TEXT], "string")
-        put("quantize.imatrix.entries_count", len(importance.weights), "uint32")
-        if importance.chunks:
-            put("quantize.imatrix.chunks_count", importance.chunks, "uint32")
+    for key, (value, kind) in imatrix_keys(importance).items():
+        put(key, value, kind)
     if block_count is not None:
         put(*block_count, "uint32")

@@ -19,7 +19,9 @@ REFUSED = {name: entry["refused"] for name, entry in CHECKPOINTS.items() if "ref
 
 
 @pytest.mark.parametrize("model", sorted(set(CHECKPOINTS) - set(REFUSED)))
-def test_whole_files(model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("slab", [1 << 20, 1 << 8])
+def test_whole_files(model: str, slab: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ggufx.convert.encoding.SLAB", slab)  # whole tensors, and many parts of each
     entry, folder = CHECKPOINTS[model], checkpoint(model, tmp_path)
     for kind, wanted in entry["sha256"].items():
         out = tmp_path / f"{kind}.gguf"

@@ -27,6 +27,43 @@ def test_a_mix_is_what_requantizing_makes(mix: str, tmp_path: Path) -> None:
     assert (tmp_path / "direct.gguf").read_bytes() == (tmp_path / "wanted.gguf").read_bytes()
 
 
+def test_importance_and_single_types_are_as_in_requantizing(tmp_path: Path) -> None:
+    folder = checkpoint("tiny-bitnet", tmp_path)
+    ggufx.convert(folder, tmp_path / "plain.gguf", "f32", sync=False)
+    rng = np.random.default_rng(1)
+    with ggufx.open(tmp_path / "plain.gguf") as f:
+        matrix = {t.name: rng.random(t.shape[-1], np.float32) for t in f.tensors.values() if len(t.shape) == 2}
+    options = {"imatrix": matrix, "tensor_types": [("ffn_up", ggufx.QType.Q6_K)], "output_type": ggufx.QType.Q8_0}
+    for mix in ("IQ2_XXS", "Q3_K_M"):
+        ggufx.requantize(tmp_path / "plain.gguf", tmp_path / "wanted.gguf", mix, sync=False, **options)
+        ggufx.convert(folder, tmp_path / "direct.gguf", mix, sync=False, **options)
+        assert (tmp_path / "direct.gguf").read_bytes() == (tmp_path / "wanted.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("model", ["tiny-mixtral", "tiny-gpt-oss-bf16", "tiny-qwen2-moe"])
+def test_importance_of_experts(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ggufx.convert.encoding.SLAB", 1 << 9)  # several parts of each expert
+    folder, pre = checkpoint(model, tmp_path), vectors()["checkpoints"][model].get("pre")
+    ggufx.convert(folder, tmp_path / "plain.gguf", "f32", pre=pre, sync=False)
+    rng = np.random.default_rng(1)
+    with ggufx.open(tmp_path / "plain.gguf") as f:
+        shapes = {t.name: (*t.shape[:-2], t.shape[-1]) for t in f.tensors.values() if len(t.shape) > 1}
+    matrix = {name: rng.random(shape, np.float32) for name, shape in shapes.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ggufx.GGUFWarning)
+        ggufx.requantize(tmp_path / "plain.gguf", tmp_path / "wanted.gguf", "IQ4_NL", imatrix=matrix, sync=False)
+        ggufx.convert(folder, tmp_path / "direct.gguf", "IQ4_NL", pre=pre, imatrix=matrix, sync=False)
+    assert (tmp_path / "direct.gguf").read_bytes() == (tmp_path / "wanted.gguf").read_bytes()
+
+
+def test_plain_types_take_no_importance(tmp_path: Path) -> None:
+    folder = checkpoint("tiny-mixtral", tmp_path)
+    with pytest.raises(ValueError, match="for mixes"):
+        ggufx.convert(folder, tmp_path / "out.gguf", "q8_0", imatrix={"output.weight": np.ones(64, np.float32)})
+    with pytest.raises(ValueError, match="for mixes"):
+        ggufx.convert(folder, tmp_path / "out.gguf", "f16", pure=True)
+
+
 def as_float32(folder: Path, scale: float = 1) -> Path:
     """A checkpoint with other values, in float32."""
     path = folder / "model.safetensors"
