@@ -13,13 +13,13 @@ from .arrays import given_array
 from .decode import dequantize
 from .encode import as_values, importance_rows, quantize
 
-__all__ = ["ErrorSums", "QuantError", "quant_error"]
+__all__ = ["ErrorStats", "ErrorSums", "quant_error"]
 
 # Values quantized and decoded at a time.
 _PIECE = 1 << 20
 
 
-class QuantError(NamedTuple):
+class ErrorStats(NamedTuple):
     """Errors of a quantization, e = decoded - x, in the units of x.
 
     Attributes
@@ -50,7 +50,7 @@ class QuantError(NamedTuple):
 
 
 class ErrorSums:
-    """Running sums behind a :class:`QuantError`, in float64."""
+    """Running sums behind a :class:`ErrorStats`, in float64."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -78,7 +78,7 @@ class ErrorSums:
         self._weighted += float(np.sum(squares * weights))
         self._largest = float(np.maximum(self._largest, np.max(np.abs(error))))  # keeps NaN
 
-    def result(self) -> QuantError:
+    def result(self) -> ErrorStats:
         """Errors of all that was added."""
         n = max(self._count, 1)
         rmse = math.sqrt(self._error / n)
@@ -86,7 +86,7 @@ class ErrorSums:
         with np.errstate(all="ignore"):
             snr = 10 * float(np.log10(np.float64(self._signal) / self._error)) if self._error else math.inf
         relative = rmse / rms if rms else 0.0
-        return QuantError(self._count, self._error, self._weighted, rmse, relative, self._largest, snr)
+        return ErrorStats(self._count, self._error, self._weighted, rmse, relative, self._largest, snr)
 
 
 def quant_error(
@@ -96,7 +96,7 @@ def quant_error(
     *,
     threads: int | None = None,
     path: str | None = None,
-) -> QuantError:
+) -> ErrorStats:
     """Errors of quantizing and decoding again, without keeping more than a piece of either.
 
     Parameters
@@ -112,7 +112,7 @@ def quant_error(
 
     Returns
     -------
-    QuantError
+    ErrorStats
 
     Raises
     ------

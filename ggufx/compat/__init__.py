@@ -19,7 +19,7 @@ from _ggufx_compat import WATCHED, Watcher, is_wanted, take_over
 from .locks import Lock
 from .patching import Patches, State, say_once
 
-__all__ = ["Status", "imported", "install", "patched", "status", "uninstall", "vllm_plugin"]
+__all__ = ["WATCHED", "Status", "imported", "install", "patched", "status", "uninstall", "vllm_plugin"]
 
 
 class Status(NamedTuple):

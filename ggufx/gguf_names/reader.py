@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats.tensor_types import QType
-from ..formats.value_types import NUMBER_CODES, ValueType
+from ..formats.value_types import ValueType
 from . import headers
 from .lazylists import Span, view
 from .quants import quant_shape_to_byte_shape
@@ -173,7 +173,7 @@ class GGUFReader:
     alignment: int = 32
     data_offset: int
     gguf_scalar_to_np: dict[ValueType, Any] = {  # noqa: RUF012
-        kind: np.bool_ if kind == ValueType.BOOL else np.dtype(code).type for kind, code in NUMBER_CODES.items()
+        kind: np.bool_ if kind is ValueType.BOOL else np.dtype(kind.code).type for kind in ValueType if kind.code
     }
 
     def __init__(self, path: os.PathLike[str] | str, mode: Literal["r", "r+", "c"] = "r") -> None:

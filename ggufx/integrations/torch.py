@@ -93,7 +93,7 @@ def to_torch(
             raise TypeError(f"out has dtype {out.dtype}, but dtype={dtype} was asked for")
         is_bfloat16 = out.dtype == torch.bfloat16
         target = out.detach().view(torch.int16).numpy().view(np.uint16) if is_bfloat16 else out.detach().numpy()
-        tensor.dequantize("bfloat16" if is_bfloat16 else None, target, threads)
+        tensor.dequantize("bfloat16" if is_bfloat16 else None, target, threads=threads)
         return out.to(device)
     wanted = None if integers else _dtype(dtype)
     return _wrapped(tensor.dequantize(wanted, threads=threads), wanted == "bfloat16").to(device)
@@ -104,6 +104,7 @@ def load_file(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | str | None = None,
     names: Iterable[str] | str | None = None,
+    *,
     threads: int | None = None,
 ) -> dict[str, torch.Tensor]:
     """Decode a file's tensors into torch tensors; the arguments of ``safetensors.torch.load_file`` and a few more.

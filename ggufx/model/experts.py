@@ -89,8 +89,8 @@ class ExpertStack(Sequence[Tensor]):
         self,
         chosen: Sequence[int] | npt.NDArray[np.integer[Any]],
         *,
-        out: npt.NDArray[Any] | None = None,
         dtype: npt.DTypeLike | str | None = None,
+        out: npt.NDArray[Any] | None = None,
         threads: int | None = None,
     ) -> npt.NDArray[Any]:
         """Decode chosen experts into one array of shape ``(len(chosen), *shape[1:])``, reading only their bytes."""
@@ -108,7 +108,7 @@ class ExpertStack(Sequence[Tensor]):
             self._parts[0].check_out(out, shape, dtype)
         with holding({k: self._parts[k] for k in numbers}.values(), {self.name: out}):
             for i, k in enumerate(numbers):
-                self._parts[k].dequantize(dtype, out[i, ...], threads)
+                self._parts[k].dequantize(dtype, out[i, ...], threads=threads)
         return out
 
     def __repr__(self) -> str:
@@ -167,8 +167,8 @@ class MoELayer(Mapping[str, ExpertStack]):
         self,
         chosen: Sequence[int] | npt.NDArray[np.integer[Any]],
         *,
-        out: dict[str, npt.NDArray[Any]] | None = None,
         dtype: npt.DTypeLike | str | None = None,
+        out: dict[str, npt.NDArray[Any]] | None = None,
         threads: int | None = None,
     ) -> dict[str, npt.NDArray[Any]]:
         """Decode every part of the chosen experts (a token's top-k) in one call.

@@ -128,8 +128,8 @@ class Layer(Mapping[str, Tensor]):
         self,
         dtype: npt.DTypeLike | str | None = None,
         out: dict[str, npt.NDArray[Any]] | None = None,
-        threads: int | None = None,
         *,
+        threads: int | None = None,
         drop: bool = False,
     ) -> dict[str, npt.NDArray[Any]]:
         """Decode the layer.
@@ -154,7 +154,7 @@ class Layer(Mapping[str, Tensor]):
         with holding(self.values(), out):
             for name, tensor in self.items():
                 own = None if tensor.qtype in INTEGERS else dtype
-                arrays[name] = tensor.dequantize(own, None if out is None else out[name], threads)
+                arrays[name] = tensor.dequantize(own, None if out is None else out[name], threads=threads)
                 if drop:
                     tensor.advise("dontneed")
         return arrays
@@ -229,7 +229,7 @@ class Layers(Sequence[Layer]):
         def decode(layer: Layer) -> dict[str, npt.NDArray[Any]]:
             arrays = pool.take(layer.wanted(dtype))
             try:
-                return layer.dequantize(dtype, arrays, threads, drop=drop)
+                return layer.dequantize(dtype, arrays, threads=threads, drop=drop)
             except BaseException:
                 pool.give(arrays)
                 raise

@@ -122,6 +122,7 @@ def load(
     path: str | bytes | os.PathLike[Any],
     dtype: npt.DTypeLike | str = np.float32,
     names: Iterable[str] | str | None = None,
+    *,
     threads: int | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
     """Decode a file's tensors into memory.

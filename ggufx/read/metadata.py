@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar, overload
 
 import numpy as np
 
 from ..errors import GGUFError, UnknownNameError
-from ..formats.value_types import NUMBER_CODES, ValueType
+from ..formats.value_types import ValueType
 from . import walk
 from .header import Field
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayList", "BytesView", "FieldType", "Metadata", "StringArray", "TypesView", "ValueType"]
 
-STRUCT_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+
+T = TypeVar("T")
 
 
 class FieldType(NamedTuple):
@@ -56,7 +57,29 @@ class _Layout(NamedTuple):
         return ">" if self.big else "<"
 
 
-class StringArray(Sequence[str]):
+class _LazySequence(Sequence[T]):
+    """Items made on access; equal to any sequence of equal items."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Sequence) and not isinstance(other, (str, bytes)):
+            return len(self) == len(other) and all(
+                np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in zip(self, other, strict=True)
+            )
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _shown(self) -> Iterator[str]:
+        return map(repr, self[:3])
+
+    def __repr__(self) -> str:
+        more = ", ..." if len(self) > 3 else ""
+        return f"<{type(self).__name__} of {len(self)}: [{', '.join(self._shown())}{more}]>"
+
+
+class StringArray(_LazySequence[str]):
     """An array of strings, decoded one at a time on access.
 
     Bytes that aren't UTF-8 come as lone surrogates (``surrogateescape``), which
@@ -107,22 +130,11 @@ class StringArray(Sequence[str]):
         for item in self._each():
             yield item.decode("utf-8", "surrogateescape")
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Sequence) and not isinstance(other, (str, bytes)):
-            return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-        return NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        shown = ", ".join(map(repr, self[:3]))
-        return f"<StringArray of {len(self)}: [{shown}{', ...' if len(self) > 3 else ''}]>"
-
     def __reduce__(self) -> Any:
         return _packed_strings, (list(self._each()),)
 
 
-class BytesView(Sequence[bytes]):
+class BytesView(_LazySequence[bytes]):
     """The stored bytes of a :class:`StringArray`, one ``bytes`` at a time."""
 
     __slots__ = ("_strings",)
@@ -146,17 +158,6 @@ class BytesView(Sequence[bytes]):
     def __iter__(self) -> Iterator[bytes]:
         return self._strings._each()
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Sequence) and not isinstance(other, (str, bytes)):
-            return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-        return NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        shown = ", ".join(map(repr, self[:3]))
-        return f"<BytesView of {len(self)}: [{shown}{', ...' if len(self) > 3 else ''}]>"
-
 
 def _packed_strings(items: list[bytes]) -> StringArray:
     """Build a StringArray that owns its bytes."""
@@ -166,7 +167,7 @@ def _packed_strings(items: list[bytes]) -> StringArray:
     return StringArray(b"".join(items), starts, lengths)
 
 
-class ArrayList(Sequence[Any]):
+class ArrayList(_LazySequence[Any]):
     """An array of arrays: each item is an ndarray, a StringArray or another ArrayList, made on access."""
 
     __slots__ = ("_layout", "_raw", "_starts")
@@ -202,18 +203,8 @@ class ArrayList(Sequence[Any]):
         kind, count, _ = self._head(index)
         return FieldType(ValueType.ARRAY, kind, count)
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Sequence) and not isinstance(other, (str, bytes)):
-            return len(self) == len(other) and all(
-                np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in zip(self, other, strict=True)
-            )
-        return NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        shown = ", ".join(str(self.field_type(i)) for i in range(min(3, len(self))))
-        return f"<ArrayList of {len(self)}: [{shown}{', ...' if len(self) > 3 else ''}]>"
+    def _shown(self) -> Iterator[str]:
+        return (str(self.field_type(i)) for i in range(min(3, len(self))))
 
     def __reduce__(self) -> Any:
         return list, (list(self),)
@@ -225,7 +216,7 @@ def _changed(what: str, layout: _Layout) -> NoReturn:
 
 def _array(raw: HeaderBuffer, kind: ValueType, count: int, start: int, layout: _Layout) -> Any:
     """Make the array of `count` items of `kind` whose first item begins at `start`; the header is checked already."""
-    least = {ValueType.STRING: layout.width, ValueType.ARRAY: 4 + layout.width}.get(kind) or walk.SCALAR_BYTES[kind]
+    least = {ValueType.STRING: layout.width, ValueType.ARRAY: 4 + layout.width}.get(kind) or kind.nbytes
     if count > (len(raw) - start) // least:
         _changed(f"the length of an array, {count},", layout)
     if kind == ValueType.STRING:
@@ -241,7 +232,7 @@ def _array(raw: HeaderBuffer, kind: ValueType, count: int, start: int, layout: _
         if status:
             _changed(f"the array of {count} arrays before byte {at}", layout)
         return ArrayList(raw, starts, layout)
-    dtype = np.dtype(NUMBER_CODES[kind]).newbyteorder(layout.order)
+    dtype = np.dtype(kind.code).newbyteorder(layout.order)
     values = np.frombuffer(raw, dtype, count, start) if count else np.empty(0, dtype)
     if kind == ValueType.BOOL:
         values = values != 0  # a byte other than 0 and 1 must not become a numpy bool unchanged
@@ -304,7 +295,7 @@ class Metadata(Mapping[str, Any]):
         elif field.item is not None:
             value = _array(raw, field.item, field.length, field.start, self._layout)
         else:
-            form = self._layout.order + STRUCT_CODES[field.type]
+            form = self._layout.order + field.type.struct_code
             return Struct(form).unpack_from(raw, field.start)[0]
         self._values[key] = value
         return value

@@ -139,7 +139,12 @@ class Tensor:
         return self._source.read(self.offset, self.offset + self.nbytes)
 
     def dequantize(
-        self, dtype: npt.DTypeLike | str | None = None, out: npt.NDArray[Any] | None = None, threads: int | None = None
+        self,
+        dtype: npt.DTypeLike | str | None = None,
+        out: npt.NDArray[Any] | None = None,
+        *,
+        threads: int | None = None,
+        path: str | None = None,
     ) -> npt.NDArray[Any]:
         """Decode the values, bit-exact with ggml.
 
@@ -152,6 +157,8 @@ class Tensor:
             Where to put the values: exactly :attr:`shape`, C-contiguous, writable, of the dtype asked for.
         threads : int, optional
             At most this many; ``None`` lets ggufx choose, 1 starts none.
+        path : str, optional
+            As for :func:`ggufx.dequantize`.
 
         Returns
         -------
@@ -173,6 +180,7 @@ class Tensor:
             dtype=dtype,
             out=out,
             threads=threads,
+            path=path,
             byteorder=self.byte_order,
         )
 
@@ -280,8 +288,8 @@ class Tensor:
         self,
         indices: npt.ArrayLike,
         *,
-        out: npt.NDArray[Any] | None = None,
         dtype: npt.DTypeLike | str | None = None,
+        out: npt.NDArray[Any] | None = None,
         threads: int | None = None,
     ) -> npt.NDArray[Any]:
         """Decode chosen entries of the first axis (rows of an embedding, experts of a stack) into one array.
@@ -378,8 +386,8 @@ class Tensor:
         self,
         chosen: Sequence[int] | npt.NDArray[np.integer[Any]],
         *,
-        out: npt.NDArray[Any] | None = None,
         dtype: npt.DTypeLike | str | None = None,
+        out: npt.NDArray[Any] | None = None,
         threads: int | None = None,
     ) -> npt.NDArray[Any]:
         """Decode chosen experts of a stack into one array, of shape ``(len(chosen), *shape[1:])``.

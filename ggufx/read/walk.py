@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..formats.value_types import ValueType
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -36,9 +38,9 @@ __all__ = [
 OK, SHORT, TOO_DEEP, BAD_TYPE, TOO_MANY = range(5)
 # One row per tensor: name position, name length, n_dims, four dimensions (1 where absent), type id, offset.
 TENSOR_COLUMNS = 9
-STRING, ARRAY = 8, 9
+STRING, ARRAY = int(ValueType.STRING), int(ValueType.ARRAY)
 # Value type id -> bytes of one value, for the types of fixed width.
-SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+SCALAR_BYTES = {vtype.value: vtype.nbytes for vtype in ValueType if vtype.nbytes}
 
 
 def _size(width: int, big: bool) -> Struct:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import GGUFError, GGUFWarning
-from ..formats.value_types import NUMBER_CODES, ValueType
+from ..formats.value_types import ValueType
 from ..read.header import Limits, NeedMore, read_header
 from ..read.reader import GGUFFile
 from ..read.reader import open as open_gguf
@@ -202,10 +202,9 @@ def _warn_of_experts(before: Mapping[str, Encoded], after: Mapping[str, Encoded]
 
 
 def _number(encoded: Encoded | None, layout: Layout) -> float | None:
-    code = None if encoded is None else NUMBER_CODES.get(encoded.type)
-    if encoded is None or code is None:
+    if encoded is None or not encoded.type.code:
         return None
-    number: float = np.frombuffer(encoded.payload, layout.order + code)[0].item()
+    number: float = np.frombuffer(encoded.payload, layout.order + encoded.type.code)[0].item()
     return number
 
 

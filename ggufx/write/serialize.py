@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import GGUFError
-from ..formats.value_types import NUMBER_CODES, ValueType
+from ..formats.value_types import ValueType
 from ..read.metadata import Metadata
 
 __all__ = ["Encoded", "Info", "Layout", "describe", "stored", "value_type"]
 
 # Source types of numpy that have a GGUF type of their own.
-_FROM_NUMPY = {code: vtype for vtype, code in NUMBER_CODES.items() if vtype is not ValueType.BOOL} | {
+_FROM_NUMPY = {vtype.code: vtype for vtype in ValueType if vtype.code and vtype is not ValueType.BOOL} | {
     "b1": ValueType.BOOL
 }
 _INTEGERS = frozenset(
@@ -183,7 +183,7 @@ class Layout:
         if own is None:
             raise TypeError(f"metadata key {key!r}: GGUF has no value type for numpy's {value.dtype}")
         if item is None or item is own:
-            item, body = own, value.astype(self.order + _code(own)).tobytes()
+            item, body = own, value.astype(self.order + own.code).tobytes()
         else:
             body = self._numbers(key, value.tolist(), item)
         return Encoded(ValueType.ARRAY, self.u32(item) + self.length(len(value)) + body)
@@ -199,7 +199,7 @@ class Layout:
                 if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
                     raise TypeError(f"metadata key {key!r}: {wanted} was declared, but the value is {describe(value)}")
                 value = operator.index(value)
-                info = np.iinfo(_code(vtype))
+                info = np.iinfo(vtype.code)
                 if not info.min <= value <= info.max:
                     raise ValueError(f"metadata key {key!r}: {describe(value)} doesn't fit {wanted}")
             elif isinstance(value, (bool, np.bool_, str, bytes)) or not hasattr(value, "__float__"):
@@ -212,7 +212,7 @@ class Layout:
                 if vtype is ValueType.FLOAT32 and abs(value) != np.inf and abs(value) > _LARGEST_F32:
                     raise ValueError(f"metadata key {key!r}: {value!r} doesn't fit {wanted}")
             plain.append(value)
-        return np.array(plain, self.order + _code(vtype)).tobytes()
+        return np.array(plain, self.order + vtype.code).tobytes()
 
     def recode(self, source: Layout, encoded: Encoded, where: str) -> Encoded:
         """The same value in this layout, when it was encoded in another: types and strings stay as they are."""
@@ -245,9 +245,8 @@ class Layout:
             for _ in range(count):
                 pos = self._recode(source, vtype, view, pos, out)
             return pos
-        code = NUMBER_CODES[vtype]
-        numbers = np.frombuffer(view, source.order + code, count, pos)
-        out += numbers.astype(self.order + code).tobytes()
+        numbers = np.frombuffer(view, source.order + vtype.code, count, pos)
+        out += numbers.astype(self.order + vtype.code).tobytes()
         return pos + numbers.nbytes
 
 
@@ -260,10 +259,6 @@ def stored(metadata: Metadata, key: str) -> tuple[Layout, Encoded]:
 
 
 _LARGEST_F32 = float(np.finfo(np.float32).max)
-
-
-def _code(vtype: ValueType) -> str:
-    return NUMBER_CODES[vtype]
 
 
 def _is_array(value: Any) -> bool:
@@ -333,7 +328,7 @@ def _item_type(key: str, values: Sequence[Any]) -> ValueType:
 def _integer_type(key: str, values: Sequence[int], narrow: tuple[ValueType, ...]) -> ValueType:
     low, high = min(values), max(values)
     for vtype in (*narrow, ValueType.INT64, ValueType.UINT64):
-        info = np.iinfo(_code(vtype))
+        info = np.iinfo(vtype.code)
         if info.min <= low and high <= info.max:
             return vtype
     ends = [v for v in (low, high) if not np.iinfo("i8").min <= v <= np.iinfo("u8").max]
