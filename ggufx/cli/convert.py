@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--type", default="auto", metavar="TYPE", help="f32 f16 bf16 q8_0 tq1_0 tq2_0 auto, or a mix such as Q4_K_M"
     )
     parser.add_argument("--pre", metavar="NAME", help="the pre-tokenizer's name, where it can't be found")
+    parser.add_argument("--base", metavar="DIR", help="for an adapter: its model's folder, or config.json's")
     parser.add_argument("--imatrix", metavar="FILE", help="for a mix: importance matrix, as .dat or .gguf")
     parser.add_argument(
         "--tensor-type",
@@ -54,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
             name=arguments.name,
             fuse_qkv=arguments.fuse_qkv,
             fuse_gate_up=arguments.fuse_gate_up,
+            base=arguments.base,
             imatrix=arguments.imatrix,
             tensor_types=arguments.tensor_type,
             output_type=_type(arguments.output_tensor_type),

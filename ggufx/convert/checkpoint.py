@@ -133,7 +133,7 @@ class Checkpoint(Mapping[str, StoredTensor]):
         self.paths, index = _parts(self.folder)
         self.tensors: dict[str, StoredTensor] = {}
         for path in self.paths:
-            for tensor in _read(path):
+            for tensor in read_tensors(path):
                 if tensor.name in self.tensors:
                     raise GGUFError(f"{path}: tensor {tensor.name!r} is in {self.tensors[tensor.name].path} too")
                 self.tensors[tensor.name] = tensor
@@ -176,7 +176,8 @@ def _parts(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     raise GGUFError(f"{folder}: no weights there; model*.safetensors or pytorch_model*.bin was expected")
 
 
-def _read(path: Path) -> list[StoredTensor]:
+def read_tensors(path: Path) -> list[StoredTensor]:
+    """The tensors of a .safetensors or .bin file, by name in the former."""
     return _read_torch(path) if path.suffix == ".bin" else read_safetensors(path)
 
 

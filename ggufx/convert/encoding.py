@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -10,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..codec.encode import quantize_quietly
-from ..errors import GGUFError
+from ..errors import GGUFError, GGUFWarning
 from ..formats.tensor_types import QType
+from ..requantize.importance import Importance
 from ..requantize.slabs import SLAB, ordered
+from ..write.writer import Writer
 from .plan import Array, Planned
 
-__all__ = ["Encoder"]
+__all__ = ["Encoder", "write_tensors"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -99,3 +103,29 @@ def _cut(p: Planned, qtype: QType, weights: Floats | None) -> Iterator[_Unit]:
         own = weights if weights is None or weights.ndim == 1 else weights[expert]
         for start in range(expert * each, (expert + 1) * each, step):
             yield _Unit(p, qtype, start, min(start + step, (expert + 1) * each), own)
+
+
+def write_tensors(
+    writer: Writer, tensors: Sequence[tuple[Planned, QType]], importance: Importance, threads: int
+) -> list[str]:
+    """Encode and write tensors; returns the paths.
+
+    Warns
+    -----
+    GGUFWarning
+        Where values or scales became infinite.
+    """
+    weights = [None if p.packed is not None else importance.columns(p.name, p.shape) for p, _ in tensors]
+    weights = [w if qtype.is_quantized else None for w, (_, qtype) in zip(weights, tensors, strict=True)]
+    encoder = Encoder(tensors, weights, threads)
+    for number, (p, qtype) in enumerate(tensors):
+        writer.add(p.name, functools.partial(encoder.pieces, number), shape=p.shape, qtype=qtype)
+    try:
+        paths = writer.close()
+    finally:
+        encoder.close()
+    if lossy := list(encoder.lossy.items()):
+        more = f", and of {len(lossy) - 1} tensors more" if len(lossy) > 1 else ""
+        text = f"values or scales became infinite in {lossy[0][0]!r}: {lossy[0][1]}{more}"
+        warnings.warn(text, GGUFWarning, stacklevel=4)
+    return paths

@@ -66,7 +66,12 @@ _ANCESTOR = ("name", "author", "version", "organization", "description", "url", 
 
 
 def general_metadata(
-    folder: Path, raw: Mapping[str, Any], *, tensors: Sequence[tuple[str, tuple[int, ...]]], name: str | None = None
+    folder: Path,
+    raw: Mapping[str, Any],
+    *,
+    tensors: Sequence[tuple[str, tuple[int, ...]]],
+    name: str | None = None,
+    adapter: int = 0,
 ) -> Keys:
     """The general keys of a checkpoint, in the reference's order, without the architecture.
 
@@ -79,6 +84,8 @@ def general_metadata(
         Names and logical shapes, from which the size follows.
     name : str, optional
         The model's name, whatever the folder says.
+    adapter : int, optional
+        How many parameters an adapter changes, where the folder is one's.
 
     Raises
     ------
@@ -86,6 +93,8 @@ def general_metadata(
         If the card can't be read or holds values of a wrong type.
     """
     label, parameters = size_label(tensors)
+    if adapter:
+        label, parameters = None, -adapter  # not the whole model's
     card = read_card(folder)
     said = {key: _first(card, names) for key, names in _CARD.items()}
     where = raw.get("_name_or_path")
@@ -96,7 +105,10 @@ def general_metadata(
     said["size_label"] = said["size_label"] or label
     if isinstance(said["license"], list):
         said["license"] = ",".join(str(part) for part in said["license"])
-    keys: Keys = {"general.type": ("model", TEXT), **_sampling(folder)}
+    keys: Keys = {"general.type": ("model", TEXT)}
+    if adapter:
+        keys = {"general.type": ("adapter", TEXT), "adapter.type": ("lora", TEXT)}
+    keys.update(_sampling(folder))
     for key in ("name", "author", "version", "organization", "finetune", "basename", "description", "size_label"):
         _text(keys, folder, key, said[key])
     for key in list(_CARD)[8:]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,32 +23,18 @@ from ..requantize.importance import Importance
 from ..requantize.metadata import imatrix_keys
 from ..write.stream import Progress
 from ..write.writer import Writer
+from .adapter import convert_adapter, is_adapter
 from .architectures import architecture_of
 from .checkpoint import Checkpoint
-from .encoding import Encoder
+from .encoding import write_tensors
 from .fusing import fuse_gate_up, fuse_qkv
 from .general import general_metadata
 from .hparams import FILE_TYPE, Config, Keys, metadata_of
 from .plan import Planned, guessed_type, plan_tensors
+from .types import MOSTLY_MXFP4, PLAIN, plain_type
 from .vocabulary import Source
 
 __all__ = ["Converted", "convert"]
-
-# The converter's own types; every other name is a mix of llama-quantize.
-PLAIN = {
-    "F32": (QType.F32, 0),
-    "F16": (QType.F16, 1),
-    "BF16": (QType.BF16, 32),
-    "Q8_0": (QType.Q8_0, 7),
-    "TQ1_0": (QType.TQ1_0, 36),
-    "TQ2_0": (QType.TQ2_0, 37),
-}
-MOSTLY_MXFP4 = 38
-_ALWAYS_F32 = re.compile(
-    r"^(blk\.\d+\.(ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d|shortconv\.conv|altup_correct_coef|altup_predict_coef)"
-    r"|position_embd|token_types)\.weight$"
-)
-_TABLES = ("token_embd.weight", "per_layer_token_embd.weight", "output.weight")
 
 
 @dataclass(frozen=True)
@@ -82,6 +66,7 @@ def convert(
     type: str = "auto",
     *,
     pre: str | None = None,
+    base: str | os.PathLike[str] | None = None,
     name: str | None = None,
     fuse_qkv: bool = False,
     fuse_gate_up: bool = False,
@@ -108,6 +93,8 @@ def convert(
         such as Q4_K_M.
     pre : str, optional
         The pre-tokenizer's name, where it can't be found.
+    base : path-like, optional
+        For an adapter (a folder with adapter_config.json): its model's folder, of which config.json is enough.
     name : str, optional
         The model's name in the metadata, whatever the folder says.
     fuse_qkv : bool
@@ -139,6 +126,11 @@ def convert(
     GGUFWarning
         Where auto makes float32 into F16, or values overflow to infinity.
     """
+    if is_adapter(Path(folder)):
+        done = convert_adapter(
+            Path(folder), base, output, type, name, thread_count(threads), sync=sync, progress=progress
+        )
+        return Converted(tuple(done[0]), *done[1:])
     job = Job(Path(folder))
     job.fuse(qkv=fuse_qkv, gate_up=fuse_gate_up)
     kind = job.resolve(type)
@@ -221,23 +213,11 @@ class Job:
 
     # --- types -------------------------------------------------------------------------------------------------------
 
-    def plain_type(self, p: Planned, wanted: QType) -> QType:
-        """The type the converter gives a tensor."""
-        if p.packed is not None:
-            return p.packed
-        if len(p.shape) <= 1 or p.name.endswith("_norm.weight") or not p.name.endswith(".weight"):
-            return QType.F32
-        if _ALWAYS_F32.match(p.name):
-            return QType.F32
-        if wanted in (QType.TQ1_0, QType.TQ2_0) and p.name in _TABLES:
-            return QType.F16
-        return wanted if p.shape[-1] % wanted.block_size == 0 else QType.F16
-
     def typed(self, kind: str, keys: Keys) -> tuple[list[tuple[Planned, QType]], int]:
         """The tensors with their types, in the order they are written, and the file's type."""
         if kind in PLAIN:
             qtype, number = PLAIN[kind]
-            return [(p, self.plain_type(p, qtype)) for p in self.planned], number
+            return [(p, plain_type(p, qtype)) for p in self.planned], number
         by_name = {p.name: p for p in self.planned}
         specs = [TensorSpec(p.name, p.shape, QType.F32 if p.packed is None else p.packed) for p in self.planned]
         facts = ModelFacts.from_metadata({key: value for key, (value, _) in keys.items()})
@@ -275,20 +255,7 @@ class Job:
         writer = Writer(output, inputs=inputs, sync=sync, progress=progress)
         for key, (value, vtype) in keys.items():
             writer.set(key, value, vtype)
-        weights = [None if p.packed is not None else self.importance.columns(p.name, p.shape) for p, _ in tensors]
-        weights = [w if qtype.is_quantized else None for w, (_, qtype) in zip(weights, tensors, strict=True)]
-        encoder = Encoder(tensors, weights, threads)
-        for number, (p, qtype) in enumerate(tensors):
-            writer.add(p.name, functools.partial(encoder.pieces, number), shape=p.shape, qtype=qtype)
-        try:
-            paths = writer.close()
-        finally:
-            encoder.close()
-        for said in list(encoder.lossy.items())[:1]:
-            more = f", and of {len(encoder.lossy) - 1} tensors more" if len(encoder.lossy) > 1 else ""
-            warnings.warn(
-                f"values or scales became infinite in {said[0]!r}: {said[1]}{more}", GGUFWarning, stacklevel=3
-            )
+        paths = write_tensors(writer, tensors, self.importance, threads)
         size = sum(nbytes(p.shape, qtype) for p, qtype in tensors)
         return Converted(tuple(paths), self.row.name, kind, len(tensors), size)
 

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from tiny_checkpoints import checkpoint
+from tiny_checkpoints import adapter, checkpoint
 
 from ggufx.cli import main
 from ggufx.convert.architectures import ARCHITECTURES
@@ -21,6 +21,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     if not PAGE.exists():
         pytest.skip("docs/convert.md is not here: not a source tree")
     checkpoint("tiny-mixtral", tmp_path).rename(tmp_path / "Qwen3-0.6B")
+    adapter(tmp_path / "my-lora")
     monkeypatch.chdir(tmp_path)
     return PAGE.read_text(encoding="utf-8")
 

@@ -83,6 +83,23 @@ def checkpoint(model: str, folder: Path) -> Path:
     return target
 
 
+def adapter(folder: Path, hidden: int = 64, rank: int = 4, keys: int = 32, inner: int = 96, **config: Any) -> Path:
+    """Write a LoRA adapter of a model with two blocks; returns its folder."""
+    folder.mkdir(parents=True)
+    said = {"peft_type": "LORA", "lora_alpha": 16, "r": rank, **config}
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    sizes = {"self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (keys, hidden), "mlp.down_proj": (hidden, inner)}
+    tensors = {}
+    for block in range(2):
+        for module, (rows, columns) in sizes.items():
+            for part, shape in (("lora_A", (rank, columns)), ("lora_B", (rows, rank))):
+                name = f"base_model.model.model.layers.{block}.{module}.{part}.weight"
+                # The weights of the adapter that the reference's sha256 is of.
+                tensors[name] = ("F32", shape, weights(f"lora/{name}", "F32", shape))
+    write_safetensors(folder / "adapter_model.safetensors", tensors)
+    return folder
+
+
 def _signs(name: str, data: bytes) -> bytes:
     bits = np.frombuffer(data, np.uint16)
     return (bits & 0x8000 | 0x3F00).astype(np.uint16).tobytes()
