@@ -11,7 +11,8 @@ import pytest
 from tiny_checkpoints import checkpoint, vectors, weights, write_safetensors
 
 import ggufx
-from ggufx.convert.job import PLAIN, Job
+from ggufx.convert.job import Job
+from ggufx.convert.types import PLAIN, plain_type
 from ggufx.formats.file_types import FileType
 from ggufx.formats.tensor_types import QType
 
@@ -98,7 +99,7 @@ def test_plain_types_are_file_types() -> None:
 def test_norms_of_more_than_one_dimension_stay_float32(tmp_path: Path) -> None:
     job = Job(checkpoint("tiny-mixtral", tmp_path))
     norm = job.planned[0]._replace(name="blk.0.attn_q_norm.weight", shape=(4, 32))
-    assert job.plain_type(norm, QType.Q8_0) is QType.F32
+    assert plain_type(norm, QType.Q8_0) is QType.F32
 
 
 def test_a_type_that_needs_importance_is_refused(tmp_path: Path) -> None:
