@@ -1,4 +1,6 @@
 /* The paths, best first. Adding an instruction set: one row here, three files in paths/, two in lanes/. */
+#include <stdatomic.h>
+
 #include "cpu.h"
 #include "encode.h"
 #include "path.h"
@@ -43,9 +45,23 @@ const ggufx_path *ggufx_path_at(int i) { return paths[i].path; }
 
 const ggufx_dots *ggufx_dots_at(int i) { return paths[i].dots; }
 
+#if GGUFX_X86
+/* Asked once: cpuid takes tens of microseconds where a hypervisor answers it. */
+static int has_vnni(void) {
+    enum { UNKNOWN, NO, YES };
+    static atomic_int known = UNKNOWN;
+    int answer = atomic_load_explicit(&known, memory_order_relaxed);
+    if (answer == UNKNOWN) {
+        answer = ggufx_cpu_has_vnni() ? YES : NO;
+        atomic_store_explicit(&known, answer, memory_order_relaxed);
+    }
+    return answer == YES;
+}
+#endif
+
 const ggufx_code_dots *ggufx_code_dots_at(int i) {
 #if GGUFX_X86
-    if (paths[i].path == &ggufx_path_avx512 && ggufx_cpu_has_vnni()) return &ggufx_code_dots_vnni;
+    if (paths[i].path == &ggufx_path_avx512 && has_vnni()) return &ggufx_code_dots_vnni;
     if (paths[i].path != &ggufx_path_scalar) return &ggufx_code_dots_avx2;
 #elif GGUFX_NEON
     if (paths[i].path == &ggufx_path_neon) return &ggufx_code_dots_neon;
