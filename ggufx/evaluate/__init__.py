@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .activations import collect, statistics
     from .comparison import compare
     from .texts import perplexity
     from .validation import validate
 
-__all__ = ["compare", "perplexity", "validate"]
+__all__ = ["collect", "compare", "perplexity", "statistics", "validate"]
 
 # Names and the modules that hold them: each is imported when it is asked for.
-_LATE = {"compare": ".comparison", "perplexity": ".texts", "validate": ".validation"}
+_LATE = {
+    "collect": ".activations",
+    "statistics": ".activations",
+    "compare": ".comparison",
+    "perplexity": ".texts",
+    "validate": ".validation",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -145,17 +145,34 @@ class Runner:
         _stretch(model, path)
         self.load_seconds = time.perf_counter() - start
 
-    def logits_from(self, ids: Tokens, first: int) -> Floats:
-        """Logits at position `first` and after it, (positions, vocabulary), float32."""
+    def weight_names(self) -> dict[str, str]:
+        """From torch's names of weights to the file's."""
+        from ..integrations.transformers import weight_names
+
+        return weight_names(self.label, self.model)
+
+    def run(self, ids: Tokens, *, head: bool = False) -> None:
+        """Run a window for what its layers see; the output head is left out unless it is wanted."""
+        with self._running() as torch:
+            batch = torch.from_numpy(ids.astype(np.int64))[None]
+            (self.model if head else self.model.base_model)(input_ids=batch, use_cache=False)
+
+    @contextmanager
+    def _running(self) -> Iterator[Any]:
         torch = self._torch
         before = torch.get_num_threads()
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         try:
             with torch.inference_mode():
-                batch = torch.from_numpy(ids.astype(np.int64))[None]
-                out = self.model(input_ids=batch, use_cache=False, logits_to_keep=len(ids) - first)
-                logits: npt.NDArray[np.float32] = out.logits[0].float().cpu().numpy()
+                yield torch
         finally:
             torch.set_num_threads(before)
+
+    def logits_from(self, ids: Tokens, first: int) -> Floats:
+        """Logits at position `first` and after it, (positions, vocabulary), float32."""
+        with self._running() as torch:
+            batch = torch.from_numpy(ids.astype(np.int64))[None]
+            out = self.model(input_ids=batch, use_cache=False, logits_to_keep=len(ids) - first)
+            logits: npt.NDArray[np.float32] = out.logits[0].float().cpu().numpy()
         return logits

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ..read.tensor import Tensor
 
-__all__ = ["install_decoders", "load", "uninstall_decoders"]
+__all__ = ["install_decoders", "load", "uninstall_decoders", "weight_names"]
 
 # Types that transformers 5.24's own decoders lack.
 LACKING = (QType.Q5_0, QType.Q5_1, QType.TQ1_0, QType.TQ2_0, QType.MXFP4, QType.NVFP4)
@@ -158,6 +158,29 @@ def _refuse_empty(model: Any, path: str) -> None:
             "thread was loading a model by transformers alone meanwhile; load again, with ggufx.compat.install() "
             "called before such threads begin"
         )
+
+
+def weight_names(path: str | os.PathLike[str], model: Any) -> dict[str, str]:
+    """From a model's own names for its parameters to the file's names for the tensors that they come from.
+
+    Parameters
+    ----------
+    path : path-like
+        The GGUF file, or any shard of a set.
+    model : PreTrainedModel
+        As `load` gave it.
+
+    Returns
+    -------
+    dict of str to str
+    """
+    from transformers import modeling_gguf_pytorch_utils as legacy
+
+    with open_gguf(path) as f:
+        arch = f.metadata["general.architecture"]
+    processor: Any = legacy.TENSOR_PROCESSORS.get(arch, legacy.TensorProcessor)
+    known: dict[str, str] = legacy.get_gguf_hf_weights_map(model, processor(config={}))
+    return {own: name for name, own in known.items()}
 
 
 def _takes_splits() -> bool:

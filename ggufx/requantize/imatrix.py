@@ -203,8 +203,11 @@ class ImportanceMatrix(Mapping[str, "npt.NDArray[np.float32]"]):
                 sums = given_array(entry.sums, f"importance of {name!r}", np.float32)
                 if not np.isfinite(sums).all():
                     raise GGUFError(f"importance of {name!r}: a sum is too large for the file's float32")
+                counts = entry.counts.astype(np.float32)[:, None]
+                if len(counts) == 1:  # llama-imatrix gives a second dimension to stacks of experts alone
+                    sums, counts = sums.reshape(-1), counts.reshape(-1)
                 out.add(f"{name}.in_sum2", np.ascontiguousarray(sums))
-                out.add(f"{name}.counts", entry.counts.astype(np.float32)[:, None])
+                out.add(f"{name}.counts", counts)
 
     def _save_dat(self, path: str) -> None:
         live = {name: e for name, e in sorted(self.entries.items()) if (e.counts > 0).any()}
