@@ -25,7 +25,7 @@ def machine() -> dict[str, Any]:
     return bench.machine() | {
         "commit": commit,
         "kernel": platform.release(),
-        "huge_pages": pages.read_text().strip() if pages.exists() else None,
+        "huge_pages": pages.read_text(encoding="utf-8").strip() if pages.exists() else None,
     }
 
 

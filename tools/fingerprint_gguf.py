@@ -38,10 +38,10 @@ def blocks(path: Path, headings: tuple[str, ...]) -> dict[str, str]:
     module = ModuleType(path.stem)
     module.__file__ = str(path)
     if path.name == "quants.py":
-        names = re.findall(r"^class (\w+)\(__Quant,", path.read_text(), re.MULTILINE)
+        names = re.findall(r"^class (\w+)\(__Quant,", path.read_text(encoding="utf-8"), re.MULTILINE)
         headings = (*headings, *(f"class {name}" for name in names))
     if path.name == "dequant.py":
-        names = re.findall(r"^def (_dequant_\w+)\(", path.read_text(), re.MULTILINE)
+        names = re.findall(r"^def (_dequant_\w+)\(", path.read_text(encoding="utf-8"), re.MULTILINE)
         headings = (*headings, *(f"def {name}" for name in names))
     found = {}
     for heading in headings:

@@ -25,7 +25,7 @@ def _stream_bytes() -> int:
     # An output larger than half the last-level cache isn't found there afterwards, and written through the cache it
     # costs a read of every line besides; benchmarks/results/sweep.md. 4 MiB where the system doesn't say.
     try:
-        with open("/sys/devices/system/cpu/cpu0/cache/index3/size") as f:
+        with open("/sys/devices/system/cpu/cpu0/cache/index3/size", encoding="utf-8") as f:
             half = int(f.read().strip().removesuffix("K")) << 9
     except (OSError, ValueError):
         half = 0

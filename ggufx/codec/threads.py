@@ -17,7 +17,7 @@ def _numbers(*files: str) -> list[str]:
     words: list[str] = []
     try:
         for name in files:
-            with open(name) as f:
+            with open(name, encoding="utf-8") as f:
                 words += f.read().split()
     except OSError:
         return []

@@ -91,7 +91,7 @@ def test_cpus_are_the_least_of_affinity_and_quota(files, cpus, monkeypatch, tmp_
 
     def elsewhere(name: str) -> io.StringIO:
         there = name.replace("/sys/fs/cgroup", str(tmp_path)).replace("/proc/self/cgroup", str(tmp_path / "self"))
-        return io.StringIO(Path(there).read_text())
+        return io.StringIO(Path(there).read_text(encoding="utf-8"))
 
     monkeypatch.setattr(threading_rules, "open", elsewhere, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)

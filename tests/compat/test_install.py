@@ -237,7 +237,7 @@ ODD_PACKAGES = {
 def test_odd_packages(tmp_path, odd):
     """Importing them goes as it went without us."""
     shutil.copytree(Path(gguf.__file__).parent, tmp_path / "gguf", ignore=shutil.ignore_patterns("__pycache__"))
-    with open(tmp_path / "gguf/__init__.py", "a") as f:
+    with open(tmp_path / "gguf/__init__.py", "a", encoding="utf-8") as f:
         f.write(f"\n{ODD_PACKAGES[odd]}\n")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import ggufx.compat as compat; compat.install()\n"
     code += (

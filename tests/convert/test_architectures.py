@@ -46,7 +46,7 @@ RECORDS = Path(os.environ.get("GGUFX_CONVERT_RECORDS", "nowhere"))
 @pytest.mark.skipif(not RECORDS.is_dir(), reason="GGUFX_CONVERT_RECORDS names no folder of records")
 @pytest.mark.parametrize("path", sorted(RECORDS.glob("models/tiny-*.json")), ids=lambda path: path.stem)
 def test_all_records(path: Path, tmp_path: Path) -> None:
-    expected, folder = json.loads(path.read_text()), RECORDS / "ckpt" / path.stem
+    expected, folder = json.loads(path.read_text(encoding="utf-8")), RECORDS / "ckpt" / path.stem
     if not folder.is_dir():
         pytest.skip("its checkpoint isn't there")
     for kind in expected["outtypes"]:

@@ -82,7 +82,7 @@ def perplexity(path: Path) -> float:
 
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
-    ids = tokenizer(TEXT.read_text(), add_special_tokens=False)["input_ids"]
+    ids = tokenizer(TEXT.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
     total, count = 0.0, 0
     with torch.inference_mode():
         for at in range(0, len(ids) - 511, 512):

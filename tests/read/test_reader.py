@@ -317,7 +317,7 @@ def test_arena_asks_for_huge_pages():
 
     array = Arena([8 << 20]).take((2 << 20,), np.float32)
     where, inside = array.ctypes.data, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
         fields = line.split()
         if "-" in fields[0]:
             start, stop = (int(part, 16) for part in fields[0].split("-"))
@@ -446,7 +446,7 @@ def open_files():
 
 
 def mapped(path):
-    return str(path) in Path("/proc/self/maps").read_text()
+    return str(path) in Path("/proc/self/maps").read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs /proc")

@@ -45,7 +45,7 @@ def refused(path, match, **options):
         assert str(path) in str(caught.value)
         assert descriptors() == before
         if os.path.exists("/proc/self/maps"):
-            with open("/proc/self/maps") as maps:
+            with open("/proc/self/maps", encoding="utf-8") as maps:
                 assert str(path) not in maps.read()
 
 
