@@ -16,7 +16,7 @@ from . import dispatch
 from .arrays import check_layout, from_torch, is_torch, refuse_masked
 from .decode import _source, dequantize, swap_bytes
 from .dtypes import is_bfloat16
-from .threads import run, thread_count
+from .threads import recent_thread_count, run, thread_count
 
 __all__ = ["matmul", "matmul_experts"]
 
@@ -219,42 +219,47 @@ def matmul(
 def _multiply(products: list[_Product], rows: _Rows, path: int, threads: int | None, precision: str) -> None:
     if threads is not None:
         threads = thread_count(threads)
-    products = [p for p in products if p.out.size]
-    native = dispatch.native
-    if not rows.width:
-        for p in products:
-            p.out.fill(0)
-        return
-    rounded = precision == "int8" and rows.qtype.is_quantized
-    if path < 0 or not native.decodes(rows.qtype):
-        for p in products:
-            _in_numpy(p._replace(x=_rounded(p.x)) if rounded else p, rows)
-        return
-    fused = []
+    native, packed, qtype, width = dispatch.native, rows.packed, rows.qtype, rows.width
+    rounded = precision == "int8" and qtype.block_size > 1
+    in_numpy = path < 0 or not native.decodes(qtype)
+    fused, work = [], 0
     for p in products:
-        if len(p.x) > 1 and len(p.x) >= _blas_rows():
+        if not p.out.size:
+            continue
+        if not width:
+            p.out.fill(0)
+        elif in_numpy:
+            _in_numpy(p._replace(x=_rounded(p.x)) if rounded else p, rows)
+        elif len(p.x) > 1 and len(p.x) >= _blas_rows():
             _by_blas(p, rows)
-        elif not rounded:
-            fused.append(p)
-        elif native.multiplies_codes(path):
-            fused.append(p._replace(codes=native.codes_of(path, p.x)))
         else:
-            fused.append(p._replace(x=_rounded(p.x)))
-    workers = rows.width * sum(p.out.size for p in fused) // PRODUCTS_PER_THREAD
+            if rounded:
+                p = (
+                    p._replace(codes=native.codes_of(path, p.x))
+                    if native.multiplies_codes(path)
+                    else p._replace(x=_rounded(p.x))
+                )
+            fused.append(p)
+            work += width * p.out.size
+    workers = work // PRODUCTS_PER_THREAD
     if workers > 1 and threads != 1:
-        workers = min(workers, thread_count(threads))
+        workers = min(workers, threads or recent_thread_count())
     else:
         workers = 1
+    row = packed.shape[1]
+    if workers == 1 and not rows.big:  # nothing to be cut up, and the least of Python on the way
+        for x, out, start, codes in fused:
+            n = out.shape[1]
+            native.matmul(path, qtype, x, codes, len(x), width, packed, start * row, out, 0, n, n)
+        return
 
     def multiply(part: tuple[_Product, int, int]) -> None:
         (x, out, start, codes), first, last = part
         if rows.big:
-            packed, offset = rows.part(start + first, start + last), 0
+            source, offset = rows.part(start + first, start + last), 0
         else:
-            packed, offset = rows.packed, (start + first) * rows.packed.shape[1]
-        native.matmul(
-            path, rows.qtype, x, codes, len(x), rows.width, packed, offset, out, first, last - first, out.shape[1]
-        )
+            source, offset = packed, (start + first) * row
+        native.matmul(path, qtype, x, codes, len(x), width, source, offset, out, first, last - first, out.shape[1])
 
     run(multiply, _parts(fused, rows, workers), workers)
 

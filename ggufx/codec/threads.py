@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-__all__ = ["available_cpus", "run", "thread_count"]
+__all__ = ["available_cpus", "recent_thread_count", "run", "thread_count"]
 
 T = TypeVar("T")
 
@@ -80,6 +81,23 @@ def thread_count(threads: int | None) -> int:
     if not limit.isdecimal() or int(limit) < 1:
         raise ValueError(f"GGUFX_THREADS must be a positive integer, not {limit!r}")
     return min(int(limit), available_cpus())
+
+
+_recent: tuple[float, str | None, int] = (0.0, None, 0)
+
+
+def recent_thread_count() -> int:
+    """``thread_count(None)``, asked of the system at most once a second.
+
+    It reads several files, which takes longer than many a call that wants to know.
+    """
+    global _recent
+    asked, limit, count = _recent
+    now, asked_for = time.monotonic(), os.environ.get("GGUFX_THREADS")
+    if not count or not 0 <= now - asked < 1 or limit != asked_for:
+        count = thread_count(None)
+        _recent = (now, asked_for, count)
+    return count
 
 
 def run(work: Callable[[T], object], items: Iterable[T], threads: int) -> None:

@@ -238,3 +238,23 @@ def test_concurrent_callers(path):
     for caller in callers:
         caller.join()
     assert not wrong
+
+
+def test_recent_thread_count(monkeypatch):
+    """Files are read once a second; the environment counts at once, and so does a change of it back."""
+    from ggufx.codec import threads
+
+    asked = []
+    monkeypatch.setattr(threads, "available_cpus", lambda: asked.append(1) or 5)
+    monkeypatch.setattr(threads, "_recent", (0.0, None, 0))
+    monkeypatch.delenv("GGUFX_THREADS", raising=False)
+    assert [threads.recent_thread_count() for _ in range(10)] == [5] * 10
+    assert len(asked) == 1
+    monkeypatch.setenv("GGUFX_THREADS", "3")
+    assert threads.recent_thread_count() == 3
+    monkeypatch.delenv("GGUFX_THREADS")
+    assert threads.recent_thread_count() == 5
+    before = len(asked)
+    monkeypatch.setattr(threads.time, "monotonic", lambda: threads._recent[0] + 2)
+    threads.recent_thread_count()
+    assert len(asked) == before + 1
