@@ -69,6 +69,7 @@ _LATE = {
     "convert": ".convert",
     "convert_endian": ".write.split",
     "edit": ".edit",
+    "evaluate": ".evaluate",
     "imatrix": ".imatrix",
     "matmul": ".codec.matmul",
     "matmul_experts": ".codec.matmul",

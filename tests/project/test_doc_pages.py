@@ -1,4 +1,4 @@
-"""The pages under docs/: every example runs as it stands, and the worked ones give the right numbers."""
+"""The worked example of docs/experts.md gives the right numbers, in memory that stays flat."""
 
 from __future__ import annotations
 
@@ -30,29 +30,13 @@ def model(tmp_path, monkeypatch):
     file.add("tokenizer.ggml.tokens", gb.ARRAY, Array(gb.STRING, [b"a", b"b"]))
     values["token_embd.weight"] = add(file, "token_embd.weight", (32, 64), 8)
     for block in range(2):
-        shapes = {"ffn_gate_inp.weight": (4, 64), "ffn_gate_exps.weight": (4, 96, 64)}
+        shapes = {"attn_k.weight": (16, 64), "ffn_gate_inp.weight": (4, 64), "ffn_gate_exps.weight": (4, 96, 64)}
         shapes |= {"ffn_up_exps.weight": (4, 96, 64), "ffn_down_exps.weight": (4, 64, 96)}
         for name, shape in shapes.items():
             values[f"blk.{block}.{name}"] = add(file, f"blk.{block}.{name}", shape, 0 if "inp" in name else 8)
     file.write(tmp_path / "model.gguf")
     monkeypatch.chdir(tmp_path)
     return values
-
-
-@pytest.mark.parametrize("page", ["files.md", "experts.md"])
-def test_examples_run(model, page, capsys):
-    found = examples(page)
-    assert len(found) >= 2
-    names = {}
-    for text in found:
-        exec(compile(text, page, "exec"), names)
-    assert capsys.readouterr().out
-
-
-def test_torch_examples_run(model):
-    pytest.importorskip("torch", reason="torch (extra `torch`) is not installed")
-    for text in examples("arrays.md"):
-        exec(compile(text, "arrays.md", "exec"), {})
 
 
 def expected(values, block, x):
