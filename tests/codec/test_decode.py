@@ -11,7 +11,7 @@ import types
 import numpy as np
 import pytest
 from guard import GuardedMemory
-from oracle import round_to
+from oracle import STRUCTS, round_to
 from samples import assert_same, large_sample, sample
 
 from ggufx import QType, dequantize
@@ -148,21 +148,6 @@ def test_source_may_be_forbidden_to_write(qtype, path, guarded):
     memory.at_end(blocks.size)[:] = blocks.reshape(-1)
     memory.read_only()
     assert_same(dequantize(memory.at_end(blocks.size), qtype, path=path), want.reshape(-1))
-
-
-# ggml's block structs, field by field. Everything wider than a byte is swapped in a big-endian file.
-STRUCTS = {
-    QType.F32: "f4", QType.F16: "f2", QType.BF16: "u2", QType.F64: "f8",
-    QType.Q4_0: "f2,16u1", QType.Q4_1: "f2,f2,16u1", QType.Q5_0: "f2,4u1,16u1", QType.Q5_1: "f2,f2,4u1,16u1",
-    QType.Q8_0: "f2,32i1", QType.Q8_1: "f2,f2,32i1",
-    QType.Q2_K: "16u1,64u1,f2,f2", QType.Q3_K: "32u1,64u1,12u1,f2", QType.Q4_K: "f2,f2,12u1,128u1",
-    QType.Q5_K: "f2,f2,12u1,32u1,128u1", QType.Q6_K: "128u1,64u1,16i1,f2", QType.Q8_K: "f4,256i1,16i2",
-    QType.IQ2_XXS: "f2,32u2", QType.IQ2_XS: "f2,32u2,8u1", QType.IQ2_S: "f2,64u1,8u1,8u1",
-    QType.IQ3_XXS: "f2,96u1", QType.IQ3_S: "f2,64u1,8u1,32u1,4u1", QType.IQ1_S: "f2,32u1,8u2",
-    QType.IQ1_M: "32u1,16u1,8u1", QType.IQ4_NL: "f2,16u1", QType.IQ4_XS: "f2,u2,4u1,128u1",
-    QType.TQ1_0: "48u1,4u1,f2", QType.TQ2_0: "64u1,f2", QType.MXFP4: "u1,16u1", QType.NVFP4: "4u1,32u1",
-    QType.Q1_0: "f2,16u1", QType.Q2_0: "f2,16u1",
-}  # fmt: skip
 
 
 def test_big_endian_blocks(decodable, dtype, path, monkeypatch):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from oracle import STRUCTS
 
 import ggufx
 from ggufx import QType, nbytes
@@ -46,11 +47,6 @@ def readme_table() -> str:
         scales = 8 * (t.block_bytes - CODE_BYTES.get(t, t.block_bytes)) / t.block_size
         rows.append(f"| {t.name} | {t.block_size} | {t.block_bytes} | {t.bits_per_weight:g} | {scales:g} |")
     return "\n".join(rows) + "\n"
-
-
-def test_readme_table():
-    text = source("README.md")
-    assert readme_table() in text, "run python tests/formats/test_types.py"
 
 
 def test_nbytes_takes_names_as_dequantize_does():
@@ -138,10 +134,19 @@ def test_golden_has_every_type(golden):
     assert not missing, f"add blocks and ggml's values to tests/vectors/dequantize.npz: {missing}"
 
 
+def test_layouts_cover_every_type():
+    assert decodable() == set(STRUCTS), "add the block's fields to STRUCTS in tests/support/oracle.py"
+
+
 def test_sample_has_every_type():
     with path_or_sample(None) as path, ggufx.open(path) as f:
         missing = set(QType) - {tensor.qtype for tensor in f.tensors.values()}
     assert not missing, f"add a tensor to tools/make_sample.py and run it: {missing}"
+
+
+def test_readme_table():
+    text = source("README.md")
+    assert readme_table() in text, "run python tests/formats/test_types.py"
 
 
 # ---- the steps of adding an encoder
