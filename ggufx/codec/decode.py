@@ -16,7 +16,7 @@ from ..formats.tensor_types import NUMERIC_DTYPES, SWAP_FIELDS, QType
 from . import dispatch
 from .arrays import check_layout, from_torch, is_torch, refuse_masked
 from .dtypes import BFLOAT16, is_bfloat16, named_dtype
-from .threads import run, thread_count
+from .threads import check_environment, run, thread_count
 
 __all__ = ["check_out", "dequantize", "output_dtype", "swap_bytes"]
 
@@ -349,7 +349,11 @@ def dequantize(
         wanted = check_out(out, dims, qtype, dtype)
         if np.may_share_memory(raw, out):
             raise ValueError("out overlaps src")
-    limit = 1 if n < 2 * VALUES_PER_THREAD and threads is None else thread_count(threads)
+    if threads is not None or n >= 2 * VALUES_PER_THREAD:
+        limit = thread_count(threads)
+    else:
+        limit = 1
+        check_environment()
     if not n:
         return out
     native = dispatch.native

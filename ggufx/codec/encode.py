@@ -16,7 +16,15 @@ from . import dispatch
 from .arrays import given_array
 from .threads import run, thread_count
 
-__all__ = ["NEEDS_IMATRIX", "QUANTIZABLE", "as_values", "importance_rows", "quantize", "quantize_quietly"]
+__all__ = [
+    "NEEDS_IMATRIX",
+    "QUANTIZABLE",
+    "as_values",
+    "importance_rows",
+    "quantize",
+    "quantize_counted",
+    "quantize_quietly",
+]
 
 Floats = npt.NDArray[np.float32]
 
@@ -172,6 +180,29 @@ def quantize_quietly(
 ) -> tuple[npt.NDArray[np.uint8], str]:
     """Do what :func:`quantize` does, but return what it would warn of, or an empty string, beside the blocks."""
     qtype = QType.parse(qtype)
+    packed, overflows = quantize_counted(x, qtype, imatrix=imatrix, threads=threads, path=path, nonfinite=nonfinite)
+    if not overflows:
+        return packed, ""
+    values = packed.size // qtype.block_bytes * qtype.block_size
+    if qtype in _PLAIN:
+        what = f"{overflows} of {values} values are beyond the largest {qtype.name} number"
+    else:
+        blocks = values // qtype.block_size
+        what = f"{overflows} of {blocks} blocks have a scale beyond the largest half-precision number, 65504,"
+    return packed, f"{qtype.name}: {what} and become infinite"
+
+
+def quantize_counted(
+    x: npt.ArrayLike,
+    qtype: QType | int | str,
+    *,
+    imatrix: npt.ArrayLike | None = None,
+    threads: int | None = None,
+    path: str | None = None,
+    nonfinite: str = "error",
+) -> tuple[npt.NDArray[np.uint8], int]:
+    """Do what :func:`quantize` does, but return how many values or scales became infinite beside the blocks."""
+    qtype = QType.parse(qtype)
     if qtype not in QUANTIZABLE:
         raise ValueError(f"{qtype.name} isn't a type to quantize to")
     encoding = ENCODINGS.get(qtype, Encoding())
@@ -187,7 +218,7 @@ def quantize_quietly(
     limit = thread_count(threads)
     out = np.empty((*array.shape[:-1], row_bytes), np.uint8)
     if not array.size:
-        return out, ""
+        return out, 0
     flat = array.reshape(-1, width)
     # Blocks don't know of their row, except through importance: without it they can be dealt out freely.
     if importance is None and qtype.is_quantized and flat.flags.c_contiguous:
@@ -250,14 +281,7 @@ def quantize_quietly(
                 overflows += found
 
     run(work, pieces, workers)
-    if not overflows:
-        return out, ""
-    if qtype in _PLAIN:
-        what = f"{overflows} of {array.size} values are beyond the largest {qtype.name} number"
-    else:
-        blocks = array.size // qtype.block_size
-        what = f"{overflows} of {blocks} blocks have a scale beyond the largest half-precision number, 65504,"
-    return out, f"{qtype.name}: {what} and become infinite"
+    return out, overflows
 
 
 def _pieces(rows: int, width: int, groups: int, values: int) -> Iterator[_Piece]:

@@ -16,7 +16,7 @@ from . import dispatch
 from .arrays import check_layout, from_torch, is_torch, refuse_masked
 from .decode import _source, dequantize, swap_bytes
 from .dtypes import is_bfloat16
-from .threads import recent_thread_count, run, thread_count
+from .threads import check_environment, recent_thread_count, run, thread_count
 
 __all__ = ["matmul", "matmul_experts"]
 
@@ -219,6 +219,8 @@ def matmul(
 def _multiply(products: list[_Product], rows: _Rows, path: int, threads: int | None, precision: str) -> None:
     if threads is not None:
         threads = thread_count(threads)
+    else:
+        check_environment()
     native, packed, qtype, width = dispatch.native, rows.packed, rows.qtype, rows.width
     rounded = precision == "int8" and qtype.block_size > 1
     in_numpy = path < 0 or not native.decodes(qtype)

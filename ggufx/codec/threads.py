@@ -6,9 +6,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import TypeVar
 
-__all__ = ["available_cpus", "recent_thread_count", "run", "thread_count"]
+__all__ = ["available_cpus", "check_environment", "recent_thread_count", "run", "start_threads", "thread_count"]
 
 T = TypeVar("T")
 
@@ -75,12 +76,43 @@ def thread_count(threads: int | None) -> int:
         if threads < 1:
             raise ValueError(f"threads must be at least 1, not {threads}")
         return int(threads)
+    limit = environment_limit()
+    return available_cpus() if limit is None else min(limit, available_cpus())
+
+
+@cache
+def check_environment() -> None:
+    """Raise ValueError if GGUFX_THREADS was no positive integer at the first use; for calls too small for threads."""
+    environment_limit()
+
+
+def environment_limit() -> int | None:
+    """What GGUFX_THREADS says; None where it isn't set.
+
+    Raises
+    ------
+    ValueError
+        If it isn't a positive integer.
+    """
     limit = os.environ.get("GGUFX_THREADS")
     if not limit:
-        return available_cpus()
+        return None
     if not limit.isdecimal() or int(limit) < 1:
         raise ValueError(f"GGUFX_THREADS must be a positive integer, not {limit!r}")
-    return min(int(limit), available_cpus())
+    return int(limit)
+
+
+def start_threads(target: Callable[[], object], count: int) -> list[threading.Thread]:
+    """Start up to `count` threads; fewer where the system gives no more (a limit of processes or of memory)."""
+    started: list[threading.Thread] = []
+    for i in range(1, count + 1):
+        thread = threading.Thread(target=target, name=f"ggufx-{i}", daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError, OSError):
+            break
+        started.append(thread)
+    return started
 
 
 _recent: tuple[float, str | None, int] = (0.0, None, 0)
@@ -103,7 +135,8 @@ def recent_thread_count() -> int:
 def run(work: Callable[[T], object], items: Iterable[T], threads: int) -> None:
     """Call work(item) for every item on up to `threads` threads, the caller's among them.
 
-    The first exception stops the others at their next item and is raised here.
+    The first exception stops the others at their next item and is raised here, when all have stopped. Nothing refers to
+    it or to what the threads held once the caller has dropped it.
     """
     if threads == 1:
         for item in items:
@@ -124,11 +157,26 @@ def run(work: Callable[[T], object], items: Iterable[T], threads: int) -> None:
             except BaseException as error:  # raised again in the calling thread
                 errors.append(error)
 
-    workers = [threading.Thread(target=drain, name=f"ggufx-{i}", daemon=True) for i in range(1, threads)]
+    workers: list[threading.Thread] = []
+    try:
+        workers = start_threads(drain, threads - 1)
+        drain()
+    except BaseException as error:  # an interrupt between two items
+        errors.append(error)
     for worker in workers:
-        worker.start()
-    drain()
-    for worker in workers:
-        worker.join()
+        while worker.is_alive():
+            try:
+                worker.join()
+            except (
+                BaseException
+            ) as error:  # an interrupt: the others stop at their next item, and may not be left behind
+                errors.append(error)
     if errors:
-        raise errors[0]
+        first = errors[0]
+        # Its traceback holds this frame and the workers', which would hold it in turn: a cycle that keeps all arrays
+        # in reach until garbage is collected.
+        errors.clear()
+        try:
+            raise first
+        finally:
+            del first

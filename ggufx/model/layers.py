@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..codec.decode import output_dtype
+from ..codec.threads import start_threads
 from ..errors import UnknownNameError
 from ..formats.tensor_types import QType
 from ..read.tensor import Tensor
@@ -241,14 +243,14 @@ class Layers(Sequence[Layer]):
         try:
             for i, layer in enumerate(self):
                 arrays = decode(layer) if following is None else following.result()
-                following = _Ahead(decode, self[i + 1]) if ahead and i + 1 < len(self) else None
+                following = _Ahead.of(decode, self[i + 1]) if ahead and i + 1 < len(self) else None
                 try:
                     yield layer.number, arrays
                 finally:
                     pool.give(arrays)
         finally:
             if following is not None:  # the caller stopped early, or an error did
-                following.thread.join()
+                following.join()
                 if following.arrays is not None:
                     pool.give(following.arrays)
 
@@ -259,8 +261,13 @@ class _Ahead:
     def __init__(self, decode: Any, layer: Layer) -> None:
         self.arrays: dict[str, npt.NDArray[Any]] | None = None
         self.error: BaseException | None = None
-        self.thread = threading.Thread(target=self._run, args=(decode, layer), name="ggufx-ahead", daemon=True)
-        self.thread.start()
+        self.threads = start_threads(partial(self._run, decode, layer), 1)
+
+    @classmethod
+    def of(cls, decode: Any, layer: Layer) -> _Ahead | None:
+        """Begin with a layer; None where no thread can be started, so that it's decoded when its turn comes."""
+        ahead = cls(decode, layer)
+        return ahead if ahead.threads else None
 
     def _run(self, decode: Any, layer: Layer) -> None:
         try:
@@ -268,9 +275,17 @@ class _Ahead:
         except BaseException as error:  # raised again where the result is asked for
             self.error = error
 
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join()
+
     def result(self) -> dict[str, npt.NDArray[Any]]:
-        self.thread.join()
+        self.join()
         if self.error is not None:
-            raise self.error
+            error, self.error = self.error, None
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame
         assert self.arrays is not None
         return self.arrays

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +34,7 @@ from .importance import Importance
 from .metadata import GUESSED, Override, declared_or_guessed, fill_metadata, heaviest_mix
 from .mixes import EMBEDDINGS, FLOATS
 from .report import Report, fallback_note, grouped, requantize_note
-from .slabs import Overflows, Slab, cut, ordered, quantized, take
+from .slabs import cut, ordered, quantized, taken
 
 __all__ = ["Importance", "Override", "Report", "requantize"]
 
@@ -412,17 +414,14 @@ class _Job:
         self, output: str | os.PathLike[str], threads: int, *, split: bool, sync: bool, progress: Progress | None
     ) -> list[str]:
         writer = self.writer(output, split=split, sync=sync, progress=progress)
-        overflows = Overflows()
-
-        def work(slab: Slab) -> npt.NDArray[np.uint8]:
-            return quantized(slab, overflows)
+        overflows: Counter[str] = Counter()  # of each tensor: the user hears of it once, not for every slab
 
         slabs = {
             c.name: list(cut(c.name, self.by_name[c.name].tensor, QType(c.qtype), self.weights_of(c)))
             for c in self.choices
             if c.qtype != c.source
         }
-        results = ordered(work, (slab for part in slabs.values() for slab in part), threads)
+        results = ordered(quantized, (slab for part in slabs.values() for slab in part), threads)
         shard = 0
         for c in self.choices:
             source = self.by_name[c.name]
@@ -431,7 +430,9 @@ class _Job:
                 shard = source.shard
             if c.name in slabs:
                 count = len(slabs[c.name])
-                writer.add(c.name, lambda n=count: take(results, n), shape=c.shape, qtype=QType(c.qtype))
+                writer.add(
+                    c.name, partial(taken, results, count, c.name, overflows), shape=c.shape, qtype=QType(c.qtype)
+                )
             else:
                 writer.add(c.name, source.tensor)
         planned = sum(
@@ -440,14 +441,13 @@ class _Job:
         if self.limit is not None and planned > self.limit:
             raise GGUFError(f"{os.fsdecode(output)}: {planned} bytes are planned, {self.limit} were allowed")
         try:
-            with overflows:
-                paths = writer.close()
+            paths = writer.close()
         finally:
             results.close()
-        if counts := overflows.counts:
-            worst = ", ".join(f"{n} in {name!r}" for name, n in counts.most_common(3))
+        if overflows:
+            worst = ", ".join(f"{n} in {name!r}" for name, n in overflows.most_common(3))
             warnings.warn(
-                f"{sum(counts.values())} scales or values overflow half precision and become infinite ({worst})",
+                f"{sum(overflows.values())} scales or values overflow half precision and become infinite ({worst})",
                 GGUFWarning,
                 stacklevel=3,
             )

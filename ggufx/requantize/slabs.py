@@ -6,23 +6,21 @@ The cores stay busy across tensors, and memory holds some slabs whatever the siz
 from __future__ import annotations
 
 import math
-import re
-import threading
-import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import GGUFError, GGUFWarning
+from ..codec.threads import start_threads
+from ..errors import GGUFError
 from ..formats.tensor_types import QType
 from ..read.tensor import Tensor
 
-__all__ = ["Overflows", "Slab", "cut", "ordered", "quantized", "take"]
+__all__ = ["Slab", "cut", "ordered", "quantized", "taken"]
 
 Floats = npt.NDArray[np.float32]
 T = TypeVar("T")
@@ -65,17 +63,16 @@ def _decoded(rows: Tensor) -> Floats:
     return rows.dequantize(np.float32, threads=1)
 
 
-def quantized(slab: Slab, overflows: Overflows) -> npt.NDArray[np.uint8]:
-    """Decode and quantize the rows of a slab."""
-    from ..codec.encode import quantize
+def quantized(slab: Slab) -> tuple[npt.NDArray[np.uint8], int]:
+    """Decode and quantize the rows of a slab; returns how many values or scales became infinite beside the blocks."""
+    from ..codec.encode import quantize_counted
 
     rows = slab.tensor.rows(slab.start, slab.stop)
     values = _decoded(rows)
     try:
-        with overflows.of(slab.name):
-            packed = quantize(values, slab.qtype, imatrix=slab.importance, threads=1)
+        found = quantize_counted(values, slab.qtype, imatrix=slab.importance, threads=1)
         rows.advise("dontneed")  # each page is needed once, and a process may be smaller than its model
-        return packed
+        return found
     except GGUFError as error:
         bad = np.argwhere(~np.isfinite(values))
         if not len(bad):
@@ -87,67 +84,51 @@ def quantized(slab: Slab, overflows: Overflows) -> npt.NDArray[np.uint8]:
         ) from error
 
 
-class Overflows:
-    """Counts what quantize() warns of, by tensor, so that the user hears of it once and not for every slab.
-
-    Python's filters belong to the process, so they are set once around all the work; each worker says which tensor it
-    is on. Warnings of others pass through.
-    """
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self._here = threading.local()
-        self._catch = warnings.catch_warnings()
-
-    def __enter__(self) -> Overflows:
-        self._catch.__enter__()
-        warnings.simplefilter("always", GGUFWarning)
-        passed_on = warnings.showwarning
-
-        def show(message: Any, category: type[Warning], filename: str, lineno: int, *rest: Any, **more: Any) -> None:
-            name = getattr(self._here, "name", None)
-            number = re.search(r": (\d+) of", str(message))
-            if issubclass(category, GGUFWarning) and name is not None and number:
-                self.counts[name] += int(number[1])
-            else:
-                passed_on(message, category, filename, lineno, *rest, **more)
-
-        warnings.showwarning = show
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._catch.__exit__(None, None, None)
-
-    @contextmanager
-    def of(self, name: str) -> Iterator[None]:
-        """What this thread warns of inside belongs to the tensor `name`."""
-        self._here.name = name
-        try:
-            yield
-        finally:
-            self._here.name = None
-
-
 def ordered(work: Callable[[T], R], items: Iterable[T], threads: int) -> Generator[R, None, None]:
     """The results of ``work(item)`` in order, a bounded number of them worked on ahead on `threads` threads."""
-    if threads == 1:
+    todo: SimpleQueue[tuple[Future[R], T] | None] = SimpleQueue()
+
+    def labour() -> None:
+        while (task := todo.get()) is not None:
+            future, item = task
+            del task
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work(item))
+                except BaseException as error:  # raised again where the result is asked for
+                    future.set_exception(error)
+            # An error's traceback holds this frame, which mustn't hold the error.
+            del future, item
+
+    workers = start_threads(labour, threads) if threads > 1 else []
+    if not workers:
         for item in items:
             yield work(item)
         return
-    with ThreadPoolExecutor(threads, thread_name_prefix="ggufx") as pool:
-        queue: deque[Future[R]] = deque()
-        try:
-            for item in items:
-                queue.append(pool.submit(work, item))
-                if len(queue) >= AHEAD * threads:
-                    yield queue.popleft().result()
-            while queue:
+    queue: deque[Future[R]] = deque()
+    try:
+        for item in items:
+            queue.append(Future())
+            todo.put((queue[-1], item))
+            if len(queue) >= AHEAD * len(workers):
                 yield queue.popleft().result()
-        finally:
-            for future in queue:
-                future.cancel()
+        while queue:
+            yield queue.popleft().result()
+    finally:
+        for future in queue:
+            future.cancel()
+        for _ in workers:
+            todo.put(None)
+        for worker in workers:
+            worker.join()
 
 
-def take(results: Iterator[T], count: int) -> Iterator[T]:
+def taken(
+    results: Iterator[tuple[npt.NDArray[np.uint8], int]], count: int, name: str, overflows: Counter[str]
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """The blocks of the next `count` slabs, whose overflows are added to those of the tensor `name`."""
     for _ in range(count):
-        yield next(results)
+        packed, overflowed = next(results)
+        if overflowed:
+            overflows[name] += overflowed
+        yield packed

@@ -8,14 +8,13 @@ noise. The sum over the tensors is then made as small as the budget allows.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import GGUFError, GGUFWarning
+from ..errors import GGUFError
 from ..formats.tensor_types import QType, nbytes
 from ..read.tensor import Tensor
 from ..write.stream import padded
@@ -151,12 +150,9 @@ def measure(
         allowed = kinds if weights[c.name] is not None else kinds - set(NEED_IMATRIX) | kinds & {c.source}
         pairs += [(c, t) for t in sorted(allowed)]
     found: dict[str, dict[QType, float]] = {c.name: {} for c in choices}
-    # Around all threads: warning filters belong to the process, so that threads would undo each other's.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", GGUFWarning)
-        for (c, qtype), error in zip(pairs, ordered(work, pairs, threads), strict=True):
-            if math.isfinite(error):  # a scale or value that overflows makes a type none to choose
-                found[c.name][qtype] = error
+    for (c, qtype), error in zip(pairs, ordered(work, pairs, threads), strict=True):
+        if math.isfinite(error):  # a scale or value that overflows makes a type none to choose
+            found[c.name][qtype] = error
     sizes = {c.name: {t: padded(nbytes(c.shape, t), alignment) for t in found[c.name]} for c in choices}
     return [Measured(c.name, sizes[c.name], found[c.name]) for c in choices]
 
@@ -203,15 +199,17 @@ def relative_error(
     `importance` has one row of weights for all rows of `x`, or one for each of them.
     """
     from ..codec.decode import dequantize
-    from ..codec.encode import quantize
+    from ..codec.encode import quantize_counted
 
+    # What overflows shows in the error: it needs no warning.
     if importance is not None and importance.ndim == 2:
         parts: list[Any] = [
-            quantize(row[None], qtype, imatrix=w, threads=threads) for row, w in zip(x, importance, strict=True)
+            quantize_counted(row[None], qtype, imatrix=w, threads=threads)[0]
+            for row, w in zip(x, importance, strict=True)
         ]
         packed = np.concatenate(parts)
     else:
-        packed = quantize(x, qtype, imatrix=importance, threads=threads)
+        packed, _ = quantize_counted(x, qtype, imatrix=importance, threads=threads)
     y = dequantize(packed, qtype, threads=threads)
     weights = np.float64(1) if importance is None else importance.astype(np.float64)
     total = float((weights * x.astype(np.float64) ** 2).sum())

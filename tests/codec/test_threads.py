@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 import types
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -36,19 +40,39 @@ def test_threads_must_be_positive_integers():
     assert_same(dequantize(BLOCKS, QType.Q4_0, threads=np.int64(5)), VALUES)
 
 
-def test_threads_from_the_environment(monkeypatch):
+@pytest.fixture
+def set_limit(monkeypatch):
+    """Set GGUFX_THREADS as it is found at the first use."""
+
+    def change(value: str) -> None:
+        monkeypatch.setenv("GGUFX_THREADS", value)
+        threading_rules.check_environment.cache_clear()
+
+    yield change
+    threading_rules.check_environment.cache_clear()
+
+
+def test_threads_from_the_environment(monkeypatch, set_limit):
     monkeypatch.setattr(threading_rules, "available_cpus", lambda: 6)
     for value, want in (("", 6), ("1", 1), ("4", 4), ("64", 6)):
-        monkeypatch.setenv("GGUFX_THREADS", value)
+        set_limit(value)
         assert threading_rules.thread_count(None) == want
         assert threading_rules.thread_count(9) == 9  # an explicit number is the caller's business
-    monkeypatch.delenv("GGUFX_THREADS")
+    set_limit("")
     assert threading_rules.thread_count(None) == 6
     large = np.zeros((2 * decoding.VALUES_PER_THREAD // 32, 18), np.uint8)
-    for value in ("0", "-1", "two", "1.5", " "):
-        monkeypatch.setenv("GGUFX_THREADS", value)
-        with pytest.raises(ValueError, match="GGUFX_THREADS must be a positive integer, not"):
-            dequantize(large, QType.Q4_0)
+    values = np.ones((1, 32), np.float32)
+    for value in ("0", "-1", "two", "1.5", " ", "abc"):
+        set_limit(value)
+        for call in (
+            lambda: dequantize(large, QType.Q4_0),
+            lambda: dequantize(BLOCKS, QType.Q4_0),
+            lambda: ggufx.quantize(values, "Q8_0"),
+            lambda: ggufx.matmul(values, BLOCKS, qtype="Q4_0"),
+        ):
+            with pytest.raises(ValueError, match="GGUFX_THREADS must be a positive integer, not"):
+                call()
+        assert_same(dequantize(BLOCKS, QType.Q4_0, threads=1), VALUES)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +113,7 @@ def test_cpus_are_the_least_of_affinity_and_quota(files, cpus, monkeypatch, tmp_
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(text)
 
-    def elsewhere(name: str) -> io.StringIO:
+    def elsewhere(name: str, **options: str) -> io.StringIO:
         there = name.replace("/sys/fs/cgroup", str(tmp_path)).replace("/proc/self/cgroup", str(tmp_path / "self"))
         return io.StringIO(Path(there).read_text(encoding="utf-8"))
 
@@ -107,11 +131,11 @@ def started(monkeypatch) -> list[threading.Thread]:
     return found
 
 
-def test_one_thread_starts_none(started, monkeypatch):
+def test_one_thread_starts_none(started, set_limit):
     blocks, _ = large_sample(QType.Q4_K, "float32")
     dequantize(blocks, QType.Q4_K, threads=1)
     dequantize(blocks[:3], QType.Q4_K, threads=8)  # nothing to share
-    monkeypatch.setenv("GGUFX_THREADS", "1")
+    set_limit("1")
     dequantize(blocks, QType.Q4_K)
     assert not started
 
@@ -258,3 +282,128 @@ def test_recent_thread_count(monkeypatch):
     monkeypatch.setattr(threads.time, "monotonic", lambda: threads._recent[0] + 2)
     threads.recent_thread_count()
     assert len(asked) == before + 1
+
+
+@pytest.fixture
+def no_collection():
+    """No garbage collection: what remains is what reference cycles keep."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_nothing_outlives_an_error(no_collection):
+    """What the work holds goes when the caller has dropped the error, whichever thread it comes from."""
+    for failing in ({3}, set(range(50)), {0}, {49}):
+        memory = np.zeros(1000)
+        left = weakref.ref(memory)
+
+        def work(i, memory=memory, failing=failing):
+            if i in failing:
+                raise ValueError(f"item {i}, {memory.size}")
+
+        with suppress(ValueError):
+            threading_rules.run(work, range(50), 4)
+        del work, memory
+        assert left() is None
+
+
+def test_nothing_outlives_an_error_of_a_call(no_collection, monkeypatch):
+    from ggufx.codec import encode as encoding
+
+    monkeypatch.setattr(encoding, "_PIECE", 1 << 10)
+    values = np.ones((64, 256), np.float32)
+    values[50, 3] = np.nan
+    for kind in ("Q8_0", "Q4_K", "F16"):
+        given = values.copy()
+        left = weakref.ref(given)
+        with pytest.raises(ggufx.GGUFError, match=r"x\[50, 3\] is nan"):
+            ggufx.quantize(given, kind, threads=3)
+        del given
+        assert left() is None, kind
+
+
+def test_nothing_outlives_an_interrupted_load(no_collection, monkeypatch, tmp_path):
+    from ggufx.model import loading
+
+    ggufx.write(tmp_path / "f.gguf", {}, {name: np.ones((64, 256), np.float32) for name in "abcd"})
+    monkeypatch.setattr(loading, "TASK_VALUES", 1 << 10)
+    seen: list[weakref.ref] = []
+
+    def interrupted(*args, out, **options):
+        seen.append(weakref.ref(out.base))
+        if len(seen) == 20:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(loading, "dequantize", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ggufx.load(tmp_path / "f.gguf", threads=3)
+    assert 20 <= len(seen) < 30
+    assert all(ref() is None for ref in seen)
+
+
+def test_an_interrupt_between_items_stops_the_workers(monkeypatch):
+    """No thread goes on writing into what the caller has been told is over."""
+    done: list[int] = []
+    join = threading.Thread.join
+    interrupts = iter([KeyboardInterrupt])
+
+    def interrupted(self, timeout=None):
+        for kind in interrupts:
+            raise kind
+        join(self, timeout)
+
+    def work(i):
+        if threading.current_thread() is threading.main_thread():
+            time.sleep(0.005)
+        else:
+            time.sleep(0.05)
+        done.append(i)
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        threading_rules.run(work, range(4), 2)
+    monkeypatch.undo()
+    assert not [t for t in threading.enumerate() if t.name.startswith("ggufx")]
+
+
+@pytest.fixture(params=[0, 1])
+def few_threads(request, monkeypatch):
+    """A system that gives only so many threads."""
+    left = [request.param]
+    original = threading.Thread.start
+
+    def start(self):
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        original(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    return left
+
+
+@pytest.mark.usefixtures("few_threads")
+def test_threads_that_cannot_start_are_done_without(tmp_path):
+    blocks, want = large_sample(QType.Q4_K, "float32")
+    assert_same(dequantize(blocks, QType.Q4_K, threads=8), want)
+    values = np.linspace(-1, 1, 1 << 18, dtype=np.float32).reshape(-1, 256)
+    packed = ggufx.quantize(values, "Q4_K", threads=1)
+    assert np.array_equal(ggufx.quantize(values, "Q4_K", threads=8), packed)
+    ggufx.write(tmp_path / "f.gguf", {}, {f"blk.{k}.x": values + k for k in range(3)})
+    loaded = ggufx.load(tmp_path / "f.gguf", threads=8)
+    with ggufx.open(tmp_path / "f.gguf") as f:
+        for number, arrays in f.layers().decoded(threads=8):
+            assert np.array_equal(arrays["x"], values + number)
+            assert np.array_equal(loaded[f"blk.{number}.x"], values + number)
+
+
+@pytest.mark.usefixtures("few_threads")
+def test_results_come_in_order_with_fewer_threads():
+    from ggufx.requantize.slabs import ordered
+
+    assert list(ordered(lambda n: n * n, range(50), 4)) == [n * n for n in range(50)]
+    with pytest.raises(ZeroDivisionError):
+        list(ordered(lambda n: 1 // (3 - n), range(50), 4))
+    assert not [t for t in threading.enumerate() if t.name.startswith("ggufx")]

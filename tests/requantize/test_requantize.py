@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -547,6 +549,39 @@ def test_ordered_keeps_order_and_bounds() -> None:
     failing = ordered(lambda n: 1 // (3 - n), range(100), 2)
     with pytest.raises(ZeroDivisionError):
         list(failing)
+
+
+def test_overlapping_calls_leave_warnings_alone(tmp_path: Path) -> None:
+    """Filters and the function that shows warnings belong to the process; the counts of each call are its own."""
+    model = tmp_path / "in.gguf"
+    # One value in 1000 overflows the half scale of a block of Q8_0.
+    values = np.ones((64, 256), np.float32)
+    values[::8, 0] = 1e8
+    metadata = {"general.architecture": "llama", "llama.block_count": 1}
+    ggufx.write(model, metadata, {f"blk.0.{n}.weight": values for n in ("attn_q", "attn_k", "ffn_up", "ffn_down")})
+    before = warnings.showwarning, list(warnings.filters)
+    barrier = threading.Barrier(3)
+    changed = []
+
+    def work(i: int) -> None:
+        barrier.wait()
+        requantize(model, tmp_path / f"out{i}.gguf", "Q8_0", threads=2, progress=watch)
+
+    def watch(*_: object) -> None:
+        if (warnings.showwarning, list(warnings.filters)) != during:
+            changed.append(True)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        during = warnings.showwarning, list(warnings.filters)
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(work, range(3)))
+    assert not changed
+    assert (warnings.showwarning, list(warnings.filters)) == before
+    told = [str(w.message) for w in caught if "half precision" in str(w.message)]
+    assert len(told) == 3
+    assert set(told) == {told[0]}
+    assert told[0].startswith("32 scales or values overflow half precision and become infinite (8 in ")
 
 
 # --- under a size ----------------------------------------------------------------------------------------------------
