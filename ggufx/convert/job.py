@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from ..formats.value_types import ValueType
 from ..model.hyperparameters import ModelFacts
 from ..requantize.choices import Request, TensorSpec, choose
 from ..requantize.importance import Importance
-from ..requantize.metadata import imatrix_keys
+from ..requantize.metadata import imatrix_keys, mix_of
 from ..write.stream import Progress
 from ..write.writer import Writer
 from .adapter import convert_adapter, is_adapter
@@ -30,7 +31,8 @@ from .encoding import write_tensors
 from .fusing import fuse_gate_up, fuse_qkv
 from .general import general_metadata
 from .hparams import FILE_TYPE, Config, Keys, metadata_of
-from .plan import Planned, guessed_type, plan_tensors
+from .plan import Planned, Tensors, guessed_type, plan_tensors
+from .quantized import GroupedTensor, is_quantized, regrouped
 from .types import MOSTLY_MXFP4, PLAIN, plain_type
 from .vocabulary import Source
 
@@ -131,7 +133,7 @@ def convert(
             Path(folder), base, output, type, name, thread_count(threads), sync=sync, progress=progress
         )
         return Converted(tuple(done[0]), *done[1:])
-    job = Job(Path(folder))
+    job = Job(Path(folder), keep=type.lower() == "auto")
     job.fuse(qkv=fuse_qkv, gate_up=fuse_gate_up)
     kind = job.resolve(type)
     job.importance = Importance.of(imatrix)
@@ -153,13 +155,16 @@ def convert(
 class Job:
     """One conversion: the plan, the types, the metadata, and the writing."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, keep: bool = False) -> None:
         self.config = Config.read(folder)
         self.folder = folder
         self.row = architecture_of(self.config)
-        _check_quantization(self.config)
         self.checkpoint = Checkpoint(folder)
-        self.planned = plan_tensors(self.checkpoint, self.row, self.config)
+        self.tensors: Tensors = self.checkpoint
+        self.keep = keep
+        if is_quantized(self.config):
+            self.tensors = regrouped(self.checkpoint, self.config)
+        self.planned = plan_tensors(self.tensors, self.row, self.config, keep=keep)
         self.importance = Importance({})
         self.request = Request(FileType.F32)
 
@@ -177,8 +182,8 @@ class Job:
         """The name of a plain type or a mix."""
         name = type.upper()
         if name == "AUTO":
-            kind = guessed_type(self.checkpoint, self.row, self.config)
-            if kind is QType.F16 and not any(t.dtype == "F16" for t in self.checkpoint.values()):
+            kind = guessed_type(self.tensors, self.row, self.config)
+            if kind is QType.F16 and not any(t.dtype == "F16" for t in self.tensors.values()):
                 warnings.warn(
                     f"{self.folder}: auto makes this checkpoint, which has nothing in half precision, into F16",
                     GGUFWarning,
@@ -201,6 +206,9 @@ class Job:
         arch = self.row.name
         if file_type in (0, 1, 32) and any(p.packed is QType.MXFP4 for p in self.planned):
             file_type = MOSTLY_MXFP4
+        kept = Counter(p.packed for p in self.planned if p.packed not in (None, QType.MXFP4))
+        if kept:
+            file_type = int(mix_of(kept.most_common(1)[0][0] or QType.F32))
         self.config.values[FILE_TYPE] = file_type
         keys: Keys = {"general.architecture": (arch, ValueType.STRING)}
         if self.row.first_keys is not None:
@@ -230,6 +238,14 @@ class Job:
             out.append((p, qtype if p.packed is None else p.packed))
         return out, int(self.request.ftype)
 
+    def _say_decoded(self, kind: str) -> None:
+        """Warn where quantized weights aren't kept, which is a choice and should be no accident."""
+        decoded = [t for t in self.tensors.values() if isinstance(t, GroupedTensor) and not (self.keep and t.whole)]
+        if decoded and kind != "F32":
+            hint = "; auto keeps them as they are" if all(t.block_type for t in decoded) else ""
+            some = f"{len(decoded)} quantized weights such as {decoded[0].source!r}"
+            warnings.warn(f"{some} are decoded and rounded to {kind}{hint}", GGUFWarning, stacklevel=4)
+
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def write(
@@ -244,6 +260,7 @@ class Job:
         progress: Progress | None = None,
     ) -> Converted:
         """Write the file."""
+        self._say_decoded(kind)
         keys = self.metadata(0, head, tail)
         tensors, file_type = self.typed(kind, keys)
         keys = self.metadata(file_type, head, tail)
@@ -258,13 +275,3 @@ class Job:
         paths = write_tensors(writer, tensors, self.importance, threads)
         size = sum(nbytes(p.shape, qtype) for p, qtype in tensors)
         return Converted(tuple(paths), self.row.name, kind, len(tensors), size)
-
-
-def _check_quantization(config: Config) -> None:
-    """Refuse quantized checkpoints whose formats this conversion doesn't read."""
-    quantization = config.get("quantization_config") or {}
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-    if quantization and method != "mxfp4":
-        raise GGUFError(f"{config.source}: checkpoints quantized by {method!r} can't be converted yet")
-    if config.folder is not None and (config.folder / "hf_quant_config.json").is_file():
-        raise GGUFError(f"{config.folder}: checkpoints quantized by ModelOpt can't be converted yet")

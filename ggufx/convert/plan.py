@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,15 +17,18 @@ import numpy.typing as npt
 
 from ..errors import GGUFError
 from ..formats.tensor_types import QType
-from .checkpoint import Checkpoint, StoredTensor
+from .checkpoint import StoredTensor
 from .hparams import Config
 from .naming import Architecture, Match
+from .quantized import GroupedTensor
 from .transforms import STACK, Gather
 
 __all__ = ["Planned", "guessed_type", "plan_tensors"]
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
+Source = StoredTensor | GroupedTensor
+Tensors = Mapping[str, Source]
 
 # Parts of multimodal models that a text model's file leaves out.
 _OTHER_STARTS = (
@@ -80,16 +84,16 @@ def _predictors_name(name: str, config: Config) -> str:
     return f"model.layers.{config.blocks}.{(others | {'norm': 'shared_head.norm'}).get(stem, stem)}{dot}{suffix}"
 
 
-def _count_predictors(checkpoint: Checkpoint, config: Config) -> None:
+def _count_predictors(tensors: Tensors, config: Config) -> None:
     """Note how many layers there are that predict further tokens; configurations count them whether or not."""
-    found = [m for name in checkpoint if (m := re.match(r"(?:model\.)?mtp\.(?:layers\.(\d+)\.)?", name))]
+    found = [m for name in tensors if (m := re.match(r"(?:model\.)?mtp\.(?:layers\.(\d+)\.)?", name))]
     config.values["num_nextn_predict_layers"] = max((int(m[1] or 0) + 1 for m in found), default=0)
 
 
-def _kept(checkpoint: Checkpoint, row: Architecture, config: Config) -> Iterator[tuple[str, StoredTensor]]:
+def _kept(tensors: Tensors, row: Architecture, config: Config) -> Iterator[tuple[str, Source]]:
     """The tensors of the text model under the names that the table knows."""
     bare = config.class_name in row.bare
-    for name, tensor in checkpoint.items():
+    for name, tensor in tensors.items():
         if row.predictors and (match := _PREDICTOR.match(name)):
             name = _predictors_name(match[1], config)
         for pattern, replacement in row.renames:
@@ -107,17 +111,26 @@ def _kept(checkpoint: Checkpoint, row: Architecture, config: Config) -> Iterator
             yield name, tensor
 
 
-def guessed_type(checkpoint: Checkpoint, row: Architecture, config: Config) -> QType:
+def guessed_type(tensors: Tensors, row: Architecture, config: Config) -> QType:
     """The type that ``auto`` stands for: that of the first matrix in half precision, else F16."""
     kinds = {"BF16": QType.BF16, "F16": QType.F16}
-    for _, tensor in _kept(checkpoint, row, config):
+    for _, tensor in _kept(tensors, row, config):
         if len(tensor.shape) >= 2 and tensor.dtype in kinds:
             return kinds[tensor.dtype]
     return QType.F16
 
 
-def plan_tensors(checkpoint: Checkpoint, row: Architecture, config: Config) -> list[Planned]:
+def plan_tensors(tensors: Tensors, row: Architecture, config: Config, *, keep: bool = False) -> list[Planned]:
     """All tensors of the file to be, in order.
+
+    Parameters
+    ----------
+    tensors : mapping
+        The checkpoint's.
+    row : Architecture
+    config : Config
+    keep : bool
+        Keep quantized weights in a type that holds them without loss.
 
     Raises
     ------
@@ -125,13 +138,13 @@ def plan_tensors(checkpoint: Checkpoint, row: Architecture, config: Config) -> l
         If a tensor isn't known, is missing, is there twice, or its shape contradicts the configuration.
     """
     if row.predictors:
-        _count_predictors(checkpoint, config)
+        _count_predictors(tensors, config)
     extra = row.rope_factors(config) if row.rope_factors is not None else {}
     planned = [Planned(name, array.shape, _giver(array), None, "rope_parameters") for name, array in extra.items()]
-    kept = dict(_kept(checkpoint, row, config))
+    kept = dict(_kept(tensors, row, config))
     planned += _mxfp4(kept, config)
-    stacks: dict[int, dict[str, dict[int, StoredTensor]]] = {}
-    gathered: dict[str, dict[int, StoredTensor]] = {}
+    stacks: dict[int, dict[str, dict[int, Source]]] = {}
+    gathered: dict[str, dict[int, Source]] = {}
     limit, seen = row.blocks(config), False
     for name, tensor in kept.items():
         where = f"{tensor.path}: tensor {tensor.name!r}"
@@ -156,15 +169,15 @@ def plan_tensors(checkpoint: Checkpoint, row: Architecture, config: Config) -> l
         if match.block is not None and match.block >= last:
             raise GGUFError(f"{where}: its block is {match.block}, and {config.source} says {last} blocks")
         if match.transform is STACK:
-            planned += _stacked(match, tensor, stacks, row, config)
+            planned += _stacked(match, tensor, stacks, row, config, keep)
             continue
-        planned += _made(match, tensor, config, row)
+        planned += _made(match, tensor, config, row, keep)
     for target, found in gathered.items():
-        raise GGUFError(f"{checkpoint.folder}: {len(found)} tensors are there for {target}, more were expected")
+        raise GGUFError(f"{config.folder}: {len(found)} tensors are there for {target}, more were expected")
     for block, parts in stacks.items():
         count, some = sum(map(len, parts.values())), next(iter(next(iter(parts.values())).values()))
         raise GGUFError(
-            f"{checkpoint.folder}: block {block} has {count} tensors of experts such as {some.name!r}, "
+            f"{config.folder}: block {block} has {count} tensors of experts such as {some.name!r}, "
             f"{3 * config.experts} were expected"
         )
     _complete(planned, row, config)
@@ -175,7 +188,7 @@ def _giver(array: Array) -> Callable[[], Array]:
     return lambda: array
 
 
-def _gathered(match: Match, tensor: StoredTensor, found: dict[str, dict[int, StoredTensor]]) -> Iterator[Planned]:
+def _gathered(match: Match, tensor: Source, found: dict[str, dict[int, Source]]) -> Iterator[Planned]:
     """A stack of numbered tensors once the last has come."""
     (target,), number = match.targets, match.block
     assert isinstance(match.transform, Gather)
@@ -184,11 +197,13 @@ def _gathered(match: Match, tensor: StoredTensor, found: dict[str, dict[int, Sto
     parts = found.setdefault(target, {})
     parts[number] = tensor
     if len(parts) == match.transform.count:
-        yield _stack(target, found.pop(target))
+        yield _stack(target, found.pop(target), match, keep=False)
 
 
-def _made(match: Match, tensor: StoredTensor, config: Config, row: Architecture) -> Iterator[Planned]:
+def _made(match: Match, tensor: Source, config: Config, row: Architecture, keep: bool) -> Iterator[Planned]:
     """What one tensor becomes."""
+    packed = _packed_type(tensor, match, keep)
+    read = tensor.values if packed is None else _blocks_reader(tensor)
     try:
         shapes = match.transform.shapes(tensor.shape, config)
     except ValueError as error:
@@ -196,14 +211,15 @@ def _made(match: Match, tensor: StoredTensor, config: Config, row: Architecture)
     rows = _known_tokens(config) if row.name == "gemma3" and match.targets == ("token_embd.weight",) else None
     if rows is not None and rows < shapes[0][0]:
         shapes = [(rows, *shapes[0][1:])]
-
     groups = match.transform.groups(tensor.shape, config)
     if rows is not None:
         groups = shapes[0][0]
+    if isinstance(tensor, GroupedTensor):
+        groups = math.gcd(groups, tensor.pieces)
 
     def maker(index: int) -> Callable[[], Array]:
         def make() -> Array:
-            array = match.transform.apply(tensor.values(), config)[index]
+            array = match.transform.apply(read(), config)[index]
             return array if rows is None else array[:rows]
 
         return make
@@ -212,22 +228,46 @@ def _made(match: Match, tensor: StoredTensor, config: Config, row: Architecture)
         size = 1 if rows is not None else tensor.shape[0] // groups
 
         def part(start: int, stop: int) -> Array:
-            values = tensor.values(start * size, stop * size)
-            return match.transform.apply_to(values, config, stop - start)[index]
+            return match.transform.apply_to(read(start * size, stop * size), config, stop - start)[index]
 
         return part
 
     for index, (name, shape) in enumerate(zip(match.targets, shapes, strict=True)):
         part = partial(index) if groups > 1 else None
-        yield Planned(name, shape, maker(index), None, tensor.name, groups, part)
+        yield Planned(name, shape, maker(index), packed, tensor.name, groups, part)
+
+
+def _packed_type(tensor: Source, match: Match, keep: bool) -> QType | None:
+    """The type in which a quantized weight is kept; None where it is decoded, or isn't quantized.
+
+    Raises
+    ------
+    GGUFError
+        If it is to be kept and made of whole numbers that no type holds.
+    """
+    if not keep or not isinstance(tensor, GroupedTensor) or not tensor.whole:
+        return None
+    reason = tensor.reason if match.transform.moves_rows else "the conversion changes more than the order of its rows"
+    if tensor.block_type is None or not match.transform.moves_rows:
+        raise GGUFError(
+            f"{tensor.path}: tensor {tensor.source!r} can't be kept without loss: {reason}; to decode it, name a type "
+            "instead of auto"
+        )
+    return tensor.block_type
+
+
+def _blocks_reader(tensor: Source) -> Callable[..., Array]:
+    assert isinstance(tensor, GroupedTensor)
+    return tensor.blocks
 
 
 def _stacked(
     match: Match,
-    tensor: StoredTensor,
-    stacks: dict[int, dict[str, dict[int, StoredTensor]]],
+    tensor: Source,
+    stacks: dict[int, dict[str, dict[int, Source]]],
     row: Architecture,
     config: Config,
+    keep: bool,
 ) -> list[Planned]:
     """A layer's stacked experts once the last has come, else nothing."""
     block, expert, (target,) = match.block, match.expert, match.targets
@@ -238,47 +278,48 @@ def _stacked(
     if sum(map(len, parts.values())) < 3 * config.experts:
         return []
     del stacks[block]
-    return [_stack(f"blk.{block}.{kind}.weight", parts[f"blk.{block}.{kind}.weight"]) for kind in row.expert_order]
+    names = [f"blk.{block}.{kind}.weight" for kind in row.expert_order]
+    return [_stack(name, parts[name], match, keep) for name in names]
 
 
-def _stack(name: str, experts: dict[int, StoredTensor]) -> Planned:
+def _stack(name: str, experts: dict[int, Source], match: Match, keep: bool) -> Planned:
     first = experts[0]
+    packed = _packed_type(first, match, keep)
     for tensor in experts.values():
-        if (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
+        same = (tensor.shape, tensor.dtype) == (first.shape, first.dtype)
+        if not same or _packed_type(tensor, match, keep) != packed:
             raise GGUFError(
                 f"{tensor.path}: tensor {tensor.name!r} is {tensor.shape} of {tensor.dtype}, the first expert's is "
                 f"{first.shape} of {first.dtype}"
             )
 
+    reads = [t.values if packed is None else _blocks_reader(t) for _, t in sorted(experts.items())]
+
     def make() -> Array:
-        values = first.values()
-        stacked = np.empty((len(experts), *first.shape), values.dtype)
-        for number in range(len(experts)):
-            stacked[number] = experts[number].values()
-        return stacked
+        return np.stack([read() for read in reads])
 
     def part(start: int, stop: int) -> Array:
         pieces = []
         while start < stop:  # rows of one expert after the other
             expert, row = divmod(start, height)
             count = min(stop - start, height - row)
-            pieces.append(experts[expert].values(row, row + count))
+            pieces.append(reads[expert](row, row + count))
             start += count
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     shape = (len(experts), *first.shape)
     if len(first.shape) != 2:
-        return Planned(name, shape, make, None, first.name)
+        return Planned(name, shape, make, packed, first.name)
     height = first.shape[0]
-    return Planned(name, shape, make, None, first.name, len(experts) * height, part)
+    return Planned(name, shape, make, packed, first.name, len(experts) * height, part)
 
 
-def _mxfp4(kept: dict[str, StoredTensor], config: Config) -> Iterator[Planned]:
+def _mxfp4(kept: dict[str, Source], config: Config) -> Iterator[Planned]:
     """Experts that lie in MXFP4 blocks already; they are taken out of `kept`."""
     for name in [n for n in kept if n.endswith(_BLOCKS)]:
         blocks, scales = kept.pop(name), kept.pop(name.removesuffix("blocks") + "scales", None)
         block = re.match(r"model\.layers\.(\d+)\.", name)
-        if scales is None or block is None:
+        if not isinstance(scales, StoredTensor) or not isinstance(blocks, StoredTensor) or block is None:
             raise GGUFError(f"{blocks.path}: tensor {blocks.name!r} has no scales beside it")
         if len(blocks.shape) != 4 or blocks.shape[-1] != 16 or scales.shape != blocks.shape[:3]:
             raise GGUFError(

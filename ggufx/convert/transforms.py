@@ -58,6 +58,8 @@ class Transform:
     """
 
     outputs = 1
+    # It moves whole rows of a matrix, whatever they hold, so that it does for packed rows too.
+    moves_rows = False
 
     def shapes(self, shape: Shape, config: Config) -> list[Shape]:
         """The shapes that come out.
@@ -89,6 +91,8 @@ class Transform:
 class Keep(Transform):
     """As it is."""
 
+    moves_rows = True
+
     def groups(self, shape: Shape, config: Config) -> int:
         return shape[0] if len(shape) > 1 else 1
 
@@ -98,6 +102,7 @@ class Permute(Transform):
     """The rows of each head from halves to pairs: where rotations turn neighbours instead of halves."""
 
     keys: bool
+    moves_rows = True
 
     def heads(self, config: Config) -> int:
         return config.kv_heads if self.keys else config.heads
@@ -187,6 +192,10 @@ class Halves(Transform):
     by_turns: bool = False
     transposed: bool = False
     outputs = 2
+
+    @property
+    def moves_rows(self) -> bool:  # type: ignore[override]
+        return self.axis == -2 and not self.transposed
 
     def shapes(self, shape: Shape, config: Config) -> list[Shape]:
         if len(shape) < -self.axis:
@@ -280,6 +289,7 @@ class Reordered(Transform):
 
     def __init__(self, order: Callable[[Config, int], list[Indices]], axis: int = 0, outputs: int = 1) -> None:
         self.order, self.axis, self.outputs = order, axis, outputs
+        self.moves_rows = axis == 0
 
     def shapes(self, shape: Shape, config: Config) -> list[Shape]:
         if len(shape) <= self.axis:

@@ -50,7 +50,7 @@ def with_header(folder: Path, change: Callable[[Header], object]) -> None:
         ({"num_attention_heads": 2}, "hidden_size 64, 2 heads"),
         ({"hidden_size": 32}, "rows of 64, hidden_size is 32"),
         ({"vocab_size": None}, "vocab_size is missing"),
-        ({"quantization_config": {"quant_method": "awq"}}, "'awq'"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "'bitsandbytes'"),
         ({"rope_parameters": {"rope_type": "spiral"}}, "'spiral'"),
         ({"max_position_embeddings": -1}, "context_length"),
     ],
