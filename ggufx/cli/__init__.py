@@ -23,7 +23,7 @@ __all__ = ["main"]
 
 # Subcommands in the order of the help; each is a module of this package.
 COMMANDS = (
-    *("info", "decode", "convert", "quantize", "plan", "validate", "compare", "perplexity", "imatrix"),
+    *("info", "decode", "convert", "quantize", "plan", "validate", "compare", "perplexity", "imatrix", "curve"),
     *("edit", "split", "merge", "endian", "compat", "sample"),
 )
 

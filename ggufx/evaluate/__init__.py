@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .activations import collect, statistics
     from .comparison import compare
+    from .curves import curve
     from .texts import perplexity
     from .validation import validate
 
-__all__ = ["collect", "compare", "perplexity", "statistics", "validate"]
+__all__ = ["collect", "compare", "curve", "perplexity", "statistics", "validate"]
 
 # Names and the modules that hold them: each is imported when it is asked for.
 _LATE = {
     "collect": ".activations",
     "statistics": ".activations",
     "compare": ".comparison",
+    "curve": ".curves",
     "perplexity": ".texts",
     "validate": ".validation",
 }
