@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ from typing import NamedTuple
 
 from _ggufx_compat import WATCHED, Watcher, is_wanted, take_over
 
-from .locks import Lock
 from .patching import Patches, State, say_once
 
 __all__ = ["WATCHED", "Status", "imported", "install", "patched", "status", "uninstall", "vllm_plugin"]
@@ -43,150 +41,70 @@ class Status(NamedTuple):
 _Parts = dict[str, Callable[[Patches], State]]
 
 
-def _gguf(module: ModuleType) -> _Parts:
-    from ..compat import gguf_package
+def _parts(name: str, module: ModuleType) -> _Parts:
+    """What there is to patch in a module, with the functions that do it; their packages are imported only then."""
+    if name.startswith("transformers."):
+        from . import transformers_package
+
+        return transformers_package.parts(name, module)
+    from . import gguf_package
 
     return gguf_package.parts(module)
 
 
-def _transformers_loader(module: ModuleType) -> _Parts:
-    from ..compat import transformers_package
-
-    return transformers_package.loader_parts(module)
-
-
-def _transformers_reader(module: ModuleType) -> _Parts:
-    from ..compat import transformers_package
-
-    return transformers_package.reader_parts(module)
-
-
-def _transformers_decoders(module: ModuleType) -> _Parts:
-    from ..compat import transformers_package
-
-    return transformers_package.decoder_parts(module)
-
-
-def _transformers_models(module: ModuleType) -> _Parts:
-    from ..compat import transformers_loads
-
-    return transformers_loads.parts(module)
-
-
-_FindParts = Callable[[ModuleType], _Parts]
-_WATCHED: dict[str, _FindParts] = dict(
-    zip(
-        WATCHED,
-        (
-            _gguf,
-            _transformers_loader,
-            _transformers_reader,
-            _transformers_decoders,
-            _transformers_models,
-            _gguf,
-            _gguf,
-        ),
-        strict=True,
-    )
-)
-# Modules of gguf whose classes are patched: reloading one makes them anew.
-_INNER = ("gguf.gguf_reader", "gguf.quants", "gguf.tensor_mapping")
-
-
 class _Done(NamedTuple):
+    name: str
     module: ModuleType
     patches: Patches
     parts: dict[str, State]
 
 
-class _Hold:
-    """What keeps the patches in place: ``install()``, or one block of ``patched()``."""
-
-    def __init__(self, thread: int | None) -> None:
-        self.thread = thread
-        self.packages: set[str] = set()  # other copies of gguf
+_lock = threading.RLock()
+_installed = False
+_blocks = 0  # of `patched` that are running
+_done: list[_Done] = []
 
 
-_lock = Lock()
-_by_install = _Hold(None)
-# Those that hold now; the last to go takes the patches with it.
-_holds: list[_Hold] = []
-_done: dict[str, _Done] = {}
+def _apply(name: str, module: ModuleType) -> None:
+    done = _Done(name, module, Patches(), {})
+    _done.append(done)
+    for part, patch in _parts(name, module).items():
+        mine = Patches()
+        try:
+            state = patch(mine)
+        except Exception as error:  # a stub, or something stranger
+            mine.undo()
+            state = f"left alone: it isn't what it should be ({error!r})"
+        done.patches.add(mine)
+        done.parts[part] = state
+        if isinstance(state, str) and state != "patched":
+            say_once(f"{name}, {part}: {state}")
 
 
-def _after_fork() -> None:
-    """Blocks of other threads don't run here, and what they were just patching is to be patched anew."""
-    for name in [n for n, done in _done.items() if done.patches.was_lost]:
-        del _done[name]
-    _holds[:] = [h for h in _holds if h.thread in (None, threading.get_ident())]
-    _undo_unheld()
+def _start(package: ModuleType | None) -> Status:
+    _watcher.start()
+    # One that is just being imported is told by the watcher, when it has been.
+    here = {name: sys.modules[name] for name in WATCHED if name in sys.modules}
+    found = {name: m for name, m in here.items() if not getattr(getattr(m, "__spec__", None), "_initializing", False)}
+    if package is not None:
+        from . import gguf_package
+
+        copies = gguf_package.modules_of(package)
+        if not copies:
+            raise ValueError(f"{package.__name__} has none of gguf's classes: it isn't a copy of gguf")
+        found |= {vars(module).get("__name__", "?"): module for module in copies}
+    for name, module in found.items():
+        if not any(done.module is module for done in _done):
+            _apply(name, module)
+    return _status(False)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def _apply(name: str, module: ModuleType, find_parts: _FindParts) -> None:
-    """Patch what isn't patched yet, or not any more since a module was reloaded or imported a second time."""
-    with _lock:
-        before = _done.get(name)
-        same = before is not None and before.module is module
-        if before is not None and same and not before.patches.moved():
-            return
-        # Of a module imported a second time the first copy may still be in use, and is put back with the second.
-        patches = Patches() if before is None else before.patches
-        found = find_parts(module)
-        moved = patches.moved() if same else set(found)
-        parts: dict[str, State] = {}
-        with patches.by_this_thread():
-            try:
-                for part, patch in found.items():
-                    if before is not None and part not in moved:
-                        parts[part] = before.parts[part]
-                        continue
-                    parts[part] = state = patches.apply(part, patch)
-                    if isinstance(state, str) and state != "patched":
-                        say_once(f"{name}, {part}: {parts[part]}")
-            finally:
-                _done[name] = _Done(module, patches, parts)
-
-
-def _undo_unheld() -> None:
-    """Put back what nobody holds any more, the last first."""
-    if not _holds:
+def _stop_unwanted() -> None:
+    """Put back everything, the last first, once nobody wants it any more."""
+    if not (_installed or _blocks):
         _watcher.stop()
-    held = set().union(*(h.packages for h in _holds), _WATCHED if _holds else ())
-    for name in [n for n in reversed(_done) if n not in held]:
-        patches = _done[name].patches
-        with patches.by_this_thread():
-            del _done[name]
-            patches.undo()
-
-
-def _hold(hold: _Hold, package: ModuleType | None) -> Status:
-    with _lock:
-        if hold not in _holds:
-            _holds.append(hold)
-        _watcher.start()
-        for name, patch in _WATCHED.items():
-            module = sys.modules.get(name)
-            # One that is still being imported, by whatever thread, is patched when it has been.
-            if module is not None and not _watcher.follow(name):
-                _apply(name, module, patch)
-        if package is not None:
-            # One that calls itself something else may be here already.
-            name = next((n for n, done in _done.items() if done.module is package), package.__name__)
-            hold.packages.add(name)
-            _apply(name, package, _gguf)
-        return _status(False)
-
-
-def _release(hold: _Hold) -> None:
-    with _lock:
-        if hold in _holds:
-            _holds.remove(hold)
-        hold.packages.clear()
-        _undo_unheld()
+        while _done:
+            _done.pop().patches.undo()
 
 
 def _check(package: ModuleType | None) -> None:
@@ -195,29 +113,17 @@ def _check(package: ModuleType | None) -> None:
 
 
 def imported(name: str, module: ModuleType) -> None:
-    """Patch the watched module `name` that has just been imported; called by the import hooks."""
+    """Patch the watched module `name` that has just been imported, or reloaded; called by the import hooks."""
     # Whatever goes wrong here must not break the import.
     try:
         with _lock:
-            if _holds:
-                _apply(name, module, _WATCHED[name])
+            if _installed or _blocks:
+                _apply(name, module)
     except Exception as error:
         say_once(f"{name}: left alone: patching it failed ({error!r})")
 
 
-def _inner_imported(name: str, module: ModuleType) -> None:
-    with _lock:
-        done = _done.get("gguf")
-        # Not while the package itself is being imported: its own turn comes after.
-        if done is not None and done.module is sys.modules.get("gguf"):
-            imported("gguf", done.module)
-
-
-_CALLBACKS: dict[str, Callable[[str, ModuleType], object]] = {
-    **dict.fromkeys(_WATCHED, imported),
-    **dict.fromkeys(_INNER, _inner_imported),
-}
-_watcher = Watcher(_CALLBACKS)
+_watcher = Watcher(imported)
 
 
 def install(package: ModuleType | None = None) -> Status:
@@ -238,19 +144,25 @@ def install(package: ModuleType | None = None) -> Status:
     TypeError
         If `package` isn't a module.
 
+    ValueError
+        If it has none of gguf's classes.
+
     Notes
     -----
-    Calling it again changes nothing, unless a module was reloaded in between: then its new classes are patched too.
-    Child processes inherit the patches by fork; under spawn, set GGUFX_COMPAT=1 or call it in the child. Nothing is
-    imported, no thread is started: a module that is being imported just now is patched when that ends.
+    Call it before threads are started that import or use these packages: nothing waits for them. Calling it again
+    changes nothing. Child processes inherit the patches by fork; under spawn, set GGUFX_COMPAT=1 or
+    call it in the child. Nothing is imported, no thread is started.
 
     Examples
     --------
     >>> import ggufx.compat
     >>> ggufx.compat.install()  # doctest: +SKIP
     """
+    global _installed
     _check(package)
-    return _hold(_by_install, package)
+    with _lock:
+        _installed = True
+        return _start(package)
 
 
 def uninstall() -> None:
@@ -258,12 +170,15 @@ def uninstall() -> None:
 
     Everything that was changed is put back, at once or, while a block of `patched` is running, when that ends.
     """
-    _release(_by_install)
+    global _installed
+    with _lock:
+        _installed = False
+        _stop_unwanted()
 
 
 @contextmanager
 def patched(package: ModuleType | None = None) -> Iterator[Status]:
-    """Patch inside a ``with`` block; what `install` or other blocks, of any thread, have patched stays after it.
+    """Patch inside a ``with`` block, for all threads; what `install` or other blocks have patched stays after it.
 
     Parameters
     ----------
@@ -272,19 +187,21 @@ def patched(package: ModuleType | None = None) -> Iterator[Status]:
 
     Raises
     ------
-    TypeError
-        If `package` isn't a module.
-
-    Notes
-    -----
-    The patches are in place for all threads meanwhile. A child forked by another thread doesn't have them.
+    TypeError, ValueError
+        As `install` does.
     """
+    global _blocks
     _check(package)
-    hold = _Hold(threading.get_ident())
+    with _lock:
+        _blocks += 1
     try:
-        yield _hold(hold, package)
+        with _lock:
+            state = _start(package)
+        yield state
     finally:
-        _release(hold)
+        with _lock:
+            _blocks -= 1
+            _stop_unwanted()
 
 
 def status() -> Status:
@@ -293,23 +210,20 @@ def status() -> Status:
     What wasn't used yet is compared with the original for it, which takes a tenth of a second; `install` and `patched`
     take it for patched.
     """
-    return _status(True)
+    with _lock:
+        return _status(True)
 
 
 def _status(compare: bool) -> Status:
-    with _lock:
-        packages = {name: {part: _now(done, part, compare) for part in done.parts} for name, done in _done.items()}
-        return Status(bool(_holds), packages, tuple(n for n in _WATCHED if n not in packages) if _holds else ())
-
-
-def _now(done: _Done, part: str, compare: bool) -> str:
-    if part in done.patches.moved():
-        return "not patched: its module was reloaded since; install() again patches it"
-    others = done.patches.overridden(part)
-    state = done.parts[part]
-    if not isinstance(state, str):
-        state = state() if compare else "patched"
-    return f"{state}, but somebody else has replaced {', '.join(others)} since" if others else state
+    packages: dict[str, dict[str, str]] = {}
+    for done in _done:
+        states = {
+            part: state if isinstance(state, str) else state() if compare else "patched"
+            for part, state in done.parts.items()
+        }
+        packages[done.name] = states
+    wanted = bool(_installed or _blocks)
+    return Status(wanted, packages, tuple(name for name in WATCHED if name not in packages) if wanted else ())
 
 
 def vllm_plugin() -> None:

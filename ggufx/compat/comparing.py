@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ..errors import GGUFError
 from ..formats.tensor_types import QType
 
-__all__ = ["decodes_alike", "encodes_alike", "readers_agree", "same_values"]
+__all__ = ["as_path", "decodes_alike", "encodes_alike", "model_file", "readers_agree", "same_values"]
 
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -116,8 +116,25 @@ def _files() -> tuple[bytes, ...]:
     return (*good, small(2).bytes(), *broken)
 
 
+def model_file() -> bytes:
+    """Header of a model that transformers' older loader takes, with a vocabulary."""
+    file = _File(3)
+    file.add(b"general.architecture", _STRING, file.text(b"llama")).add(b"llama.block_count", 4, file.pack("I", 2))
+    file.add(b"llama.rope.freq_base", 6, file.pack("f", 1e4)).add(b"llama.context_length", 4, file.pack("I", 64))
+    for key, kind, items in (
+        (b"model", _STRING, None),
+        (b"tokens", _STRING, [file.text(b"word %d" % n) for n in range(20)]),
+        (b"scores", 6, [file.pack("f", n / 8) for n in range(20)]),
+        (b"token_type", 5, [file.pack("i", n) for n in range(20)]),
+        (b"merges", _STRING, [file.text(b"a b")]),
+    ):
+        value = file.text(b"gpt2") if items is None else file.array(kind, items)
+        file.add(b"tokenizer.ggml." + key, kind if items is None else _ARRAY, value)
+    return file.tensor(b"output.weight", 0, (4,), 16).bytes()
+
+
 @contextmanager
-def _as_path(raw: bytes) -> Iterator[str]:
+def as_path(raw: bytes) -> Iterator[str]:
     """Path of a file of these bytes, in memory where the system has such files."""
     if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
         number = os.memfd_create("ggufx")
@@ -174,7 +191,7 @@ def readers_agree(theirs: Any, ours: Any, contents: tuple[Callable[[Any, Any], A
         Called with a field of theirs, of ours, and what to pick of it.
     """
     for raw in _files():
-        with _as_path(raw) as path:
+        with as_path(raw) as path:
             found, mine = (_attempt(_look, c, path, v) for c, v in zip((theirs, ours), contents, strict=True))
         # Where theirs has an error of numpy's, ours says what is wrong.
         if found != mine and not (isinstance(found, type) and isinstance(mine, GGUFError)):

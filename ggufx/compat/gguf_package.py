@@ -1,11 +1,12 @@
-"""Patching one copy of the `gguf` package: its reader, its quantization classes, its tensor names."""
+"""Patching modules of the `gguf` package, or a copy of it: its reader, its quantization classes, its tensor names."""
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +17,12 @@ from ..errors import GGUFError
 from ..formats.tensor_types import QType
 from ..gguf_names import headers
 from . import comparing
-from .patching import Patches, State, is_original, say_once
+from .patching import Patches, State, is_own, say_once, static
 
-__all__ = ["parts"]
+__all__ = ["modules_of", "opening", "parts"]
+
+# A thread's `finish` is called with the next reader it has opened.
+opening = threading.local()
 
 READER_METHODS = ("_build_fields", "_build_tensor_info", "_build_tensors")
 # What the replaced methods call, or do themselves: a subclass that overrides one of them gets gguf's own loops.
@@ -34,52 +38,46 @@ WARNS_OF_ZEROS = {QType.Q8_0: 0, QType.TQ1_0: 52, QType.TQ2_0: 64}
 KEPT_NAME_MAPS = 8
 
 
-def _module_with(package: ModuleType, name: str) -> ModuleType | None:
-    """The module that defines a class: the package itself, one of its attributes, or one below it."""
-    below = f"{getattr(package, '__name__', '')}."
-    others = [m for n, m in list(sys.modules.items()) if n.startswith(below)]
-    for module in (package, *vars(package).values(), *others):
-        if isinstance(module, ModuleType):
-            cls = vars(module).get(name)
-            if isinstance(cls, type) and cls.__module__ == vars(module).get("__name__"):
-                return module
-    return None
-
-
-def parts(package: ModuleType) -> dict[str, Callable[[Patches], State]]:
-    """Return the parts of a copy of the package, each with the function that patches it in place.
+def parts(module: ModuleType) -> dict[str, Callable[[Patches], State]]:
+    """Return the parts of a module of gguf, each with the function that patches it in place.
 
     Parameters
     ----------
-    package : module
-        ``gguf``, another copy of it under whatever name, or a single module that has some of its classes.
+    module : module
+        One of ``gguf``'s, or of a copy of it under whatever name; it may have several of its classes.
 
     Returns
     -------
     dict
         Part -> function, which returns ``"patched"``, why the part was left alone, or a function that finds that out.
     """
-
-    def patch_with(patch: Callable[[ModuleType, Patches], State], name: str, patches: Patches) -> State:
-        module = patches.rely_on(lambda: _module_with(package, name))
-        return "left alone: it isn't there" if module is None else patch(module, patches)
-
-    every: dict[str, partial[State]] = {
-        "reader": partial(patch_with, _patch_reader, "GGUFReader"),
-        "quants": partial(patch_with, _patch_quants, "__Quant"),
-        "tensor names": partial(patch_with, _patch_names, "TensorNameMap"),
+    every = {
+        "GGUFReader": ("reader", _patch_reader),
+        "__Quant": ("quants", _patch_quants),
+        "TensorNameMap": ("tensor names", _patch_names),
     }
-    found = [part for part, patch in every.items() if _module_with(package, patch.args[1]) is not None]
-    return {part: every[part] for part in found or every}
+    found = {part: partial(patch, module) for name, (part, patch) in every.items() if _defines(module, name)}
+    return dict(found) or {"classes": lambda _: "left alone: it has none of gguf's classes"}
+
+
+def _defines(module: ModuleType, name: str) -> bool:
+    cls = vars(module).get(name)
+    return isinstance(cls, type) and cls.__module__ == vars(module).get("__name__")
+
+
+def modules_of(package: ModuleType) -> list[ModuleType]:
+    """Modules of a package that define classes of gguf's: itself, its attributes, and those below it."""
+    below = f"{vars(package).get('__name__', '')}."
+    others = [module for name, module in list(sys.modules.items()) if name.startswith(below)]
+    found = [m for m in (package, *vars(package).values(), *others) if isinstance(m, ModuleType)]
+    return [m for m in dict.fromkeys(found) if any(_defines(m, n) for n in ("GGUFReader", "__Quant", "TensorNameMap"))]
 
 
 def _patch_reader(module: ModuleType, patches: Patches) -> State:
-    reader = patches.rely_on(lambda: module.GGUFReader)
-    field_class = patches.rely_on(lambda: module.ReaderField)
-    if not is_original(module, reader, *READER_METHODS, *READER_HELPERS):
+    reader, field_class = module.GGUFReader, module.ReaderField
+    if not all(is_own(reader, name) for name in (*READER_METHODS, *READER_HELPERS)):
         return "left alone: somebody else has replaced methods of GGUFReader"
     originals: dict[str, Any] = {name: vars(reader)[name] for name in (*READER_METHODS, *READER_HELPERS)}
-    patches.steps(reader, READER_HELPERS)
     original_contents: Any = vars(field_class).get("contents")  # older versions have none
 
     def names() -> headers.Names:
@@ -130,11 +128,8 @@ def _patch_reader(module: ModuleType, patches: Patches) -> State:
     def takes(self: Any) -> bool:
         """Whether this reader is as gguf made it; otherwise gguf's own loops run, which call what was overridden."""
         cls = type(self)
-        own = vars(self).keys() & originals
-        # Another thread may be putting gguf's methods back.
-        theirs = {n for n, gguf_s in originals.items() if getattr(cls, n, None) not in (replaced.get(n), gguf_s)}
-        if own or theirs:
-            who = "a reader" if own else "somebody else" if cls is reader else cls.__qualname__
+        if any(getattr(cls, n, None) not in (replaced.get(n), gguf_s) for n, gguf_s in originals.items()):
+            who = "somebody else" if cls is reader else cls.__qualname__
             say_once(f"{who} overrides methods of {module.__name__}.GGUFReader, which read its headers")
             return False
         data = self.data
@@ -145,7 +140,11 @@ def _patch_reader(module: ModuleType, patches: Patches) -> State:
         original, own = originals[name], ours[name]
 
         def either(self: Any, *arguments: Any) -> Any:
-            return (own if takes(self) else original)(self, *arguments)
+            result = (own if takes(self) else original)(self, *arguments)
+            if name == "_build_tensors" and (finish := getattr(opening, "finish", None)) is not None:
+                opening.finish = None
+                finish(self)
+            return result
 
         return _disguise(either, original)
 
@@ -165,15 +164,10 @@ def _disguise(function: Any, original: Any) -> Any:
     return function
 
 
-def _base_of(module: ModuleType) -> type:
-    """The base of all quantization classes; its own name, `__Quant`, can't be written inside a class."""
-    return vars(module)["__Quant"]  # type: ignore[no-any-return]
-
-
 def _patch_quants(module: ModuleType, patches: Patches) -> State:
-    base = patches.rely_on(lambda: _base_of(module))
+    base: Any = vars(module)["__Quant"]  # a name that can't be written inside a class
     array_methods = ("_Quant__dequantize_array", "_Quant__quantize_array")
-    if not is_original(module, base, *array_methods, "dequantize_rows", "quantize_rows"):
+    if not all(vars(base)[name].__func__.__globals__ is vars(module) for name in array_methods):
         return "left alone: somebody else has replaced methods of its classes"
     dequantize_of_gguf, quantize_of_gguf = (vars(base)[name].__func__ for name in array_methods)
     # A class's steps -> its type, where it decodes or encodes as we do.
@@ -184,10 +178,10 @@ def _patch_quants(module: ModuleType, patches: Patches) -> State:
         """Type of a class whose steps stand in the source of its modules, and weren't replaced by anyone."""
         qtype = next((t for t in QType if t == int(cls.qtype)), None)
         sizes = qtype is not None and (cls.block_size, cls.type_size) == (qtype.block_size, qtype.block_bytes)
-        return qtype if sizes and all(map(partial(_is_own, cls), steps)) else None
+        return qtype if sizes and all(is_own(cls, step) for step in steps) else None
 
     def decoder(cls: Any) -> QType | None:
-        key = (cls, _static(cls, "dequantize_blocks"), _static(cls, "dequantize_rows"))
+        key = (cls, static(cls, "dequantize_blocks"), static(cls, "dequantize_rows"))
         if key not in decoders:
             qtype = own_type(cls, "dequantize_blocks", "dequantize_rows")
             same = qtype is not None and comparing.decodes_alike(
@@ -199,7 +193,7 @@ def _patch_quants(module: ModuleType, patches: Patches) -> State:
         return decoders[key]
 
     def encoder(cls: Any) -> QType | None:
-        key = (cls, _static(cls, "quantize_blocks"), _static(cls, "quantize_rows"))
+        key = (cls, static(cls, "quantize_blocks"), static(cls, "quantize_rows"))
         if key not in encoders:
             qtype = own_type(cls, "quantize_blocks", "quantize_rows")
             if qtype is not None and can_encode(cls):
@@ -213,7 +207,7 @@ def _patch_quants(module: ModuleType, patches: Patches) -> State:
         return encoders[key]
 
     def can_encode(cls: Any) -> bool:
-        return _static(cls, "quantize_blocks") is not _static(base, "quantize_blocks")
+        return static(cls, "quantize_blocks") is not static(base, "quantize_blocks")
 
     def dequantize_array(cls: Any, array: Any) -> npt.NDArray[Any]:
         # Anything but bytes, and arrays without elements, have meanings of their own in gguf.
@@ -274,21 +268,6 @@ def _patch_quants(module: ModuleType, patches: Patches) -> State:
     return state
 
 
-def _static(cls: type, name: str) -> object:
-    """What stands under a name in a class or those it descends from."""
-    return next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), None)
-
-
-def _is_own(cls: type, name: str) -> bool:
-    """Whether a method of a class is one that the source of a class it descends from defines."""
-    function = getattr(_static(cls, name), "__func__", None)
-    # A wrapper bears the name of what it wraps, but not its module's globals.
-    return isinstance(function, FunctionType) and any(
-        function.__globals__.get("__name__") == c.__module__ and function.__qualname__ == f"{c.__name__}.{name}"
-        for c in cls.__mro__
-    )
-
-
 def _encode(cls: Any, qtype: QType, values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8] | None:
     """Encode as gguf's class does; None where it has an answer or a warning of its own."""
     try:
@@ -335,8 +314,8 @@ class _NameMap(NamedTuple):
 
 
 def _patch_names(module: ModuleType, patches: Patches) -> str:
-    cls = patches.rely_on(lambda: module.TensorNameMap)
-    if not is_original(module, cls, "__init__"):
+    cls = module.TensorNameMap
+    if not is_own(cls, "__init__"):
         return "left alone: somebody else has replaced TensorNameMap's constructor"
     init_of_gguf = cls.__init__
     _ = module.MODEL_TENSORS, module.TENSOR_NAMES  # raises if one is missing

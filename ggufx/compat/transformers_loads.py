@@ -9,26 +9,20 @@ have no memory. Here one thread at a time does it, and tying is off for that thr
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import wraps
 from inspect import unwrap
 from types import FunctionType, ModuleType
 from typing import Any
 
-from .locks import Lock
-from .patching import Patches, State
+from .patching import Patches
 
-__all__ = ["is_swapped", "parts"]
+__all__ = ["is_swapped", "patch_making"]
 
 # Held while a model is made, and while what its file lacks is filled in.
-_making = Lock()
+_making = threading.RLock()
 _here = threading.local()
-
-
-def parts(module: ModuleType) -> dict[str, Callable[[Patches], State]]:
-    """Return the parts of ``transformers.modeling_utils``, as `gguf_package.parts` does."""
-    return {"loading in threads": partial(_patch_making, module)}
 
 
 def is_swapped(base: Any) -> bool:
@@ -36,8 +30,9 @@ def is_swapped(base: Any) -> bool:
     return ".<locals>.empty_func" in getattr(vars(base).get("tie_weights"), "__qualname__", "")
 
 
-def _patch_making(module: ModuleType, patches: Patches) -> str:
-    base = patches.rely_on(lambda: module.PreTrainedModel)
+def patch_making(module: ModuleType, patches: Patches) -> str:
+    """Patch ``transformers.modeling_utils``: one thread at a time makes a model."""
+    base = module.PreTrainedModel
     contexts, finish = vars(base).get("get_init_context"), vars(base).get("_finalize_model_loading")
     if not isinstance(contexts, classmethod) or not isinstance(finish, staticmethod):
         return "left alone: this version isn't known"

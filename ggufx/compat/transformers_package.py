@@ -1,20 +1,15 @@
 """Patching transformers' use of GGUF: metadata values in bulk, one copy less per tensor, split files as one.
 
-The legacy loader asks for each element of a vocabulary on its own. Its functions keep everything but three expressions,
-which are replaced in their syntax trees; where an expression isn't found exactly as expected, or what it calls isn't
-known, the function stays as it was.
-
-Neither loader knows split files: of a first shard they make a model whose other parameters are random. Only they are
-told of the other shards; for everybody else a reader shows the one file it was asked for.
+The older loader asks for each element of a vocabulary on its own: while it runs, the reader it opens hands it arrays as
+lists of values. Neither loader knows split files: of a first shard they make a model whose other parameters are random.
+Only they are told of the other shards; for everybody else a reader shows the one file it was asked for.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial, wraps
 from struct import Struct
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -22,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..codec import decode
 from ..errors import GGUFError
 from ..formats.tensor_types import QType
 from ..gguf_names import headers
@@ -30,13 +26,30 @@ from ..read import walk
 from ..read.reader import open as open_gguf
 from ..read.shards import SHARD, SplitFile
 from ..read.tensor import Tensor
-from .patching import Patches, State, is_known
+from . import comparing
+from .gguf_package import DIFFERS, opening
+from .patching import Patches, State, say_once
+from .transformers_loads import patch_making
 
-__all__ = ["decoder_parts", "loader_parts", "reader_parts"]
+__all__ = ["parts"]
 
-# Names that the replaced expressions find in their module.
-VALUES, OWN, READER, STATE, METADATA = (f"_ggufx_{name}" for name in ("values", "own", "reader", "state", "metadata"))
+# Names that the replaced functions' bodies find in their module.
+STATE, METADATA = "_ggufx_state", "_ggufx_metadata"
 _STRING, _ARRAY = 8, 9
+
+
+def parts(name: str, module: ModuleType) -> dict[str, Callable[[Patches], State]]:
+    """Return the parts of one of transformers' modules, as `gguf_package.parts` does."""
+    every: dict[str, dict[str, Callable[[ModuleType, Patches], State]]] = {
+        "transformers.modeling_gguf_pytorch_utils": {"load_gguf_checkpoint": _patch_loader},
+        "transformers.integrations.gguf.reader": {
+            "string arrays": _patch_string_arrays,
+            "split files": _patch_split_files,
+        },
+        "transformers.integrations.gguf.dequant": {"float32 decoders": _patch_decoders},
+        "transformers.modeling_utils": {"loading in threads": patch_making},
+    }
+    return {part: partial(patch, module) for part, patch in every[name].items()}
 
 
 def own(weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -47,18 +60,6 @@ def own(weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if type(root) is np.ndarray and weights.flags.writeable and weights.flags.c_contiguous:
         return weights
     return np.copy(weights)
-
-
-def _values_of(module: ModuleType) -> Callable[[Any], list[Any]]:
-    def values(field: Any) -> list[Any]:
-        """Return what parsing each element of the field gives, in one go where the field is one of ours."""
-        found = headers.contents(field, slice(None))
-        if found is not NotImplemented:
-            return found  # type: ignore[no-any-return]
-        parse = module._gguf_parse_value
-        return [parse(field.parts[i], field.types) for i in field.data]
-
-    return values
 
 
 def other_shards(path: Any, needed: bool) -> dict[str, list[Tensor]]:
@@ -82,125 +83,102 @@ def other_shards(path: Any, needed: bool) -> dict[str, list[Tensor]]:
         return {}  # a tokenizer's download, say: its first shard is enough
 
 
-def _open_reader(reader_class: Any, path: Any, needed: bool) -> Any:
-    """Return a reader of a file that shows the tensors of its other shards too."""
-    reader = reader_class(path)
+def _finish(path: Any, needed: bool, reader: Any) -> None:
+    """Show the loader the tensors of the other shards too, and long arrays as lists of values in place of one part."""
     for shard in other_shards(path, needed):
-        reader.tensors.extend(reader_class(shard).tensors)
-    return reader
+        reader.tensors.extend(type(reader)(shard).tensors)
+    for key, field in reader.fields.items():
+        values = headers.contents(field, slice(None))
+        if values is not NotImplemented:
+            reader.fields[key] = field._replace(parts=[field.parts[0], values], data=[1])
 
 
-class _Rewriter(ast.NodeTransformer):
-    """Replaces the list of parsed values, the copy of a decoded tensor, and the opening of the file."""
+def _patch_loader(module: ModuleType, patches: Patches) -> State:
+    original, parse_of_theirs = module.load_gguf_checkpoint, module._gguf_parse_value
 
-    def __init__(self) -> None:
-        self.lists = 0
-        self.copies = 0
-        self.openings = 0
+    @cache
+    def agrees() -> bool:
+        with comparing.as_path(comparing.model_file()) as path:
+            found = original(path)
+            same: bool = found == ours(path) and bool(found["tokenizer"])
+        if not same:
+            say_once(f"{module.__name__}, load_gguf_checkpoint: {DIFFERS}")
+        return same
 
-    def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
-        loop = node.generators[0]
-        field = loop.iter.value if isinstance(loop.iter, ast.Attribute) and loop.iter.attr == "data" else None
-        if isinstance(field, ast.Name) and isinstance(loop.target, ast.Name) and len(node.generators) == 1:
-            expected = f"[_gguf_parse_value({field.id}.parts[{loop.target.id}], {field.id}.types) "
-            if ast.unparse(node) == f"{expected}for {loop.target.id} in {field.id}.data]":
-                self.lists += 1
-                call = ast.Call(ast.Name(VALUES, ast.Load()), [ast.Name(field.id, ast.Load())], [])
-                return ast.fix_missing_locations(ast.copy_location(call, node))
-        return self.generic_visit(node)
+    def ours(path: Any, return_tensors: bool = False, *arguments: Any, **options: Any) -> Any:
+        opening.finish = partial(_finish, path, return_tensors)
+        try:
+            return original(path, return_tensors, *arguments, **options)
+        finally:
+            opening.finish = None
 
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        if ast.unparse(node) == "tensor = torch.from_numpy(np.copy(weights))":
-            self.copies += 1
-            node.value.args[0].func = ast.Name(OWN, ast.Load())  # type: ignore[attr-defined]
-            return ast.fix_missing_locations(node)
-        if ast.unparse(node) == "reader = GGUFReader(gguf_checkpoint_path)":
-            self.openings += 1
-            new = ast.parse(f"{READER}(GGUFReader, gguf_checkpoint_path, return_tensors)", mode="eval").body
-            node.value = ast.copy_location(new, node.value)
-            return ast.fix_missing_locations(node)
-        return self.generic_visit(node)
+    @wraps(original)
+    def load_gguf_checkpoint(gguf_checkpoint_path: Any, *arguments: Any, **options: Any) -> Any:
+        return (ours if agrees() else original)(gguf_checkpoint_path, *arguments, **options)
 
+    def parse(value: Any, data_type: Any) -> Any:
+        return value if type(value) is list else parse_of_theirs(value, data_type)
 
-def _rewritten(module: ModuleType, name: str, copies: int, openings: int) -> CodeType | None:
-    """Code of function `name` with its expressions replaced, or None where they aren't as expected."""
-    try:
-        tree = ast.parse(inspect.getsource(module))
-    except (OSError, TypeError, SyntaxError):
-        return None
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == name and not node.decorator_list:
-            rewriter = _Rewriter()
-            rewriter.visit(node)
-            if (rewriter.lists, rewriter.copies, rewriter.openings) != (1, copies, openings):
-                return None
-            tree.body = [node]
-            code = compile(tree, str(module.__file__), "exec", dont_inherit=True)
-            return next((c for c in code.co_consts if isinstance(c, CodeType) and c.co_name == name), None)
-    return None
+    numpy = ModuleType("numpy")
+    vars(numpy).update(vars(np))
+    vars(numpy)["copy"] = own
+    patches.set(module, "load_gguf_checkpoint", load_gguf_checkpoint)
+    patches.set(module, "_gguf_parse_value", parse)
+    patches.set(module, "np", numpy)
+    return lambda: "patched" if agrees() else DIFFERS
 
 
-def loader_parts(module: ModuleType) -> dict[str, Callable[[Patches], State]]:
-    """Return the parts of ``transformers.modeling_gguf_pytorch_utils``, as `gguf_package.parts` does."""
-    return {
-        "load_gguf_checkpoint": partial(_patch_loader, module, "load_gguf_checkpoint", 1, 1),
-        "read_field": partial(_patch_loader, module, "read_field", 0, 0),
-    }
-
-
-def _patch_loader(module: ModuleType, name: str, copies: int, openings: int, patches: Patches) -> str:
-    function = patches.rely_on(lambda: getattr(module, name, None))
-    parse = getattr(module, "_gguf_parse_value", None)
-    parser = inspect.getmodule(parse)
-    known = isinstance(parse, FunctionType) and parser is not None and is_known(parser, "def _gguf_parse_value")
-    code = _rewritten(module, name, copies, openings) if known else None
-    if code is None or not isinstance(function, FunctionType) or function.__code__.co_freevars != code.co_freevars:
-        return "left alone: this version isn't known"
-    patches.set_item(function.__globals__, VALUES, _values_of(module))
-    patches.set_item(function.__globals__, OWN, own)
-    patches.set_item(function.__globals__, READER, _open_reader)
-    patches.set_code(function, code)
-    return "patched"
-
-
-def reader_parts(module: ModuleType) -> dict[str, Callable[[Patches], State]]:
-    """Return the parts of ``transformers.integrations.gguf.reader``, as `gguf_package.parts` does."""
-    return {
-        "string arrays": partial(_patch_string_arrays, module),
-        "split files": partial(_patch_split_files, module),
-    }
-
-
-def _patch_string_arrays(module: ModuleType, patches: Patches) -> str:
+def _patch_string_arrays(module: ModuleType, patches: Patches) -> State:
     """Its own walk over string arrays is a loop in Python."""
-    # Reloading makes every function anew; this one is replaced as an attribute, so another tells.
-    patches.rely_on(lambda: module._read_string)
-    if not is_known(module, "def _read_value", "def _read_string"):
-        return "left alone: this version isn't known"
     original = module._read_value
     head = Struct("<IQ")
 
+    def strings(blob: Any, pos: int, keep_strings: bool) -> tuple[Any, int] | None:
+        kind, count = head.unpack_from(as_buffer(blob), pos)
+        start = pos + head.size
+        if kind == _STRING and 8 * count <= len(blob) - start:
+            stop, whole = walk.walk_strings(as_buffer(blob), start, len(blob), count, 8, False)
+            if whole == count:
+                if not keep_strings:
+                    return count, stop
+                return StringItems(np.asarray(blob), start, stop, count, False).values(), stop
+        return None
+
+    @cache
+    def agrees() -> bool:
+        words = [b"", b"word", "\N{SNOWMAN}".encode(), b"x" * 300] * 5
+        raw = head.pack(_STRING, len(words)) + b"".join(len(w).to_bytes(8, "little") + w for w in words)
+        blob = np.frombuffer(b"abc" + raw + b"abc", np.uint8)
+        same = all(original(blob, 3, _ARRAY, keep) == strings(blob, 3, keep) for keep in (False, True))
+        if not same:
+            say_once(f"{module.__name__}, string arrays: {DIFFERS}")
+        return same
+
     def _read_value(blob: Any, pos: int, value_type: int, keep_strings: bool = False) -> tuple[Any, int]:
-        if value_type == _ARRAY and isinstance(blob, np.ndarray) and pos + head.size <= len(blob):
-            kind, count = head.unpack_from(as_buffer(blob), pos)
-            start = pos + head.size
-            if kind == _STRING and 8 * count <= len(blob) - start:
-                stop, whole = walk.walk_strings(as_buffer(blob), start, len(blob), count, 8, False)
-                if whole == count:
-                    if not keep_strings:
-                        return count, stop
-                    return StringItems(np.asarray(blob), start, stop, count, False).values(), stop
+        if value_type == _ARRAY and isinstance(blob, np.ndarray) and pos + head.size <= len(blob) and agrees():
+            found = strings(blob, pos, keep_strings)
+            if found is not None:
+                return found
         return original(blob, pos, value_type, keep_strings)  # type: ignore[no-any-return]
 
     patches.set(module, "_read_value", _read_value)
-    return "patched"
+    return lambda: "patched" if agrees() else DIFFERS
 
 
 def _patch_split_files(module: ModuleType, patches: Patches) -> str:
     """Headers and tensors of all shards, from those of each."""
-    header_class = patches.rely_on(lambda: module.GgufHeader)
-    read_metadata = patches.rely_on(lambda: module.read_gguf_metadata)
-    if not is_known(module, "class GgufHeader", "def load_gguf_state_dict", "def read_gguf_metadata"):
+    header_class, read_metadata = module.GgufHeader, module.read_gguf_metadata
+    shapes = [
+        header_class._fields,
+        module.TensorInfo._fields,
+        *(f.__code__.co_varnames[: f.__code__.co_argcount] for f in (module.load_gguf_state_dict, read_metadata)),
+    ]
+    if shapes != [
+        ("path", "architecture", "tensors", "data_start"),
+        ("name", "shape", "ggml_type", "offset", "nbytes"),
+        ("header",),
+        ("gguf_path", "string_arrays"),
+    ]:
         return "left alone: this version isn't known"
     header_of_one = vars(header_class)["from_file"].__func__
     state_of_one, metadata_of_one = map(_copy, (module.load_gguf_state_dict, read_metadata))
@@ -257,24 +235,42 @@ def _calling(function: FunctionType, name: str) -> CodeType:
     return code.replace(co_firstlineno=old.co_firstlineno)
 
 
-def decoder_parts(module: ModuleType) -> dict[str, Callable[[Patches], State]]:
-    """Return the parts of ``transformers.integrations.gguf.dequant``, as `gguf_package.parts` does."""
-    return {"float32 decoders": partial(_patch_decoders, module)}
-
-
-def _patch_decoders(module: ModuleType, patches: Patches) -> str:
+def _patch_decoders(module: ModuleType, patches: Patches) -> State:
     """float32 on the CPU has the same bits."""
     import torch
 
-    from .torch_blocks import decoder
+    from .torch_blocks import decoder, decodes_here
 
-    functions = patches.rely_on(lambda: module._DEQUANT)
-    foreign = []
-    for number, original in list(functions.items()):
+    agree: dict[str, Callable[[], bool]] = {}
+
+    def either(qtype: QType, original: Any) -> Any:
+        ours = decoder(qtype, original, frozenset({torch.float32}))
+
+        def theirs(raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+            values = original(torch.from_numpy(raw.reshape(-1, qtype.block_bytes)), torch.float32)
+            return values.numpy().reshape(len(raw), -1)  # type: ignore[no-any-return]
+
+        @cache
+        def agrees() -> bool:
+            same = comparing.decodes_alike(qtype, theirs, lambda raw: decode.dequantize(raw, qtype))
+            if not same:
+                say_once(f"{module.__name__}, {qtype.name}: {DIFFERS}")
+            return same
+
+        def decode_either(blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+            here = dtype is torch.float32 and decodes_here(blocks, dtype) and agrees()
+            return (ours if here else original)(blocks, dtype)
+
+        agree[qtype.name] = agrees
+        return decode_either
+
+    for number, original in list(module._DEQUANT.items()):
         qtype = next((t for t in QType if t == number), None)
-        known = isinstance(original, FunctionType) and is_known(module, f"def {original.__name__}", "def dequantize")
-        if qtype is None or not known or module.GGML_BLOCK[number] != (qtype.block_size, qtype.block_bytes):
-            foreign.append(str(number))
-            continue
-        patches.set_item(functions, number, decoder(qtype, original, frozenset({torch.float32})))
-    return f"patched, except the unknown types {', '.join(foreign)}" if foreign else "patched"
+        if qtype is not None and module.GGML_BLOCK[number] == (qtype.block_size, qtype.block_bytes):
+            patches.set_item(module._DEQUANT, number, either(qtype, original))
+
+    def state() -> str:
+        foreign = [name for name, agrees in agree.items() if not agrees()]
+        return f"patched, except {', '.join(foreign)}: {DIFFERS}" if foreign else "patched"
+
+    return state

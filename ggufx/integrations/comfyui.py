@@ -8,16 +8,16 @@ and so is opening files. This goes further and changes the last bits of float16 
 from __future__ import annotations
 
 import sys
+import threading
 from types import ModuleType
 from typing import Any
 
 from .. import compat
-from ..compat.locks import Lock
 from ..compat.patching import Patches
 
 __all__ = ["install", "uninstall"]
 
-_lock = Lock()
+_lock = threading.Lock()
 _patched: dict[ModuleType, Patches] = {}
 
 

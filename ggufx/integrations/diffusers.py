@@ -6,15 +6,15 @@ results, so it is a step of its own: ``ggufx.integrations.diffusers.install()``.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from .. import compat
-from ..compat.locks import Lock
 from ..compat.patching import Patches
 
 __all__ = ["install", "uninstall"]
 
-_lock = Lock()
+_lock = threading.Lock()
 _patches = Patches()
 _installed: list[Any] = []
 

@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from .. import compat
 from ..codec.dtypes import named_dtype
-from ..compat.locks import Lock
 from ..compat.patching import Patches, say_once
 from ..compat.transformers_loads import is_swapped
 from ..formats.tensor_types import QType
@@ -42,7 +41,7 @@ LACKING = (QType.Q5_0, QType.Q5_1, QType.TQ1_0, QType.TQ2_0, QType.MXFP4, QType.
 # Seconds to wait for other threads' loading; making a model takes a few at most.
 PATIENCE = 30.0
 
-_lock = Lock()
+_lock = threading.Lock()
 _decoders = Patches()
 
 
@@ -97,10 +96,9 @@ def load(path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = N
     patches = Patches()
     _wait_for_others(transformers)
     # One load at a time: while it runs, the loader's method is another for all threads, though it does for them what it
-    # always did. A child that one of them forks has the original.
+    # always did.
     with _lock, ExitStack() as stack:
         stack.enter_context(compat.patched())
-        stack.enter_context(patches.by_this_thread())
         stack.callback(patches.undo)
         known = list(inspect.signature(Quantizer.get_state_dict).parameters) == ["self", "checkpoint_file", "model"]
         if known and hasattr(legacy, "get_gguf_hf_weights_map") and hasattr(legacy, "TENSOR_PROCESSORS"):

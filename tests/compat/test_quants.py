@@ -95,8 +95,8 @@ def test_methods_replaced_after_install(make):
         for cls, name, answer, call, given, want in cases:
             with mock.patch.object(cls, name, replacement(answer)):
                 assert (call(given, kinds(cls.qtype)) == want).all(), name
-                assert f"except {cls.__name__}'s" in compat.status().packages["gguf"]["quants"]
-            assert compat.status().packages["gguf"]["quants"] == "patched"
+                assert f"except {cls.__name__}'s" in compat.status().packages["gguf.quants"]["quants"]
+            assert compat.status().packages["gguf.quants"]["quants"] == "patched"
             assert not (call(given, kinds(cls.qtype)) == want).all(), name
 
 

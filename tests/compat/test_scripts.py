@@ -61,4 +61,6 @@ def test_command(setting):
     assert "gguf          0.19.0" in done.stdout
     assert "patched and unpatched alike" in done.stdout
     hooked = (Path(ggufx.__file__).parent.parent / "ggufx_compat.pth").exists()
-    assert ("gguf, reader: patched" if setting == "1" and hooked else "gguf, reader: would be patched") in done.stdout
+    assert (
+        "gguf.gguf_reader, reader: " + ("patched" if setting == "1" and hooked else "would be patched")
+    ) in done.stdout

@@ -221,7 +221,7 @@ def test_transformers_own_decoders():
 
 
 LOADING = """
-import os, signal, sys, threading, ggufx, numpy as np
+import os, sys, threading, ggufx, numpy as np
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from transformers.quantizers.quantizer_gguf import GgufHfQuantizer as Quantizer
@@ -256,25 +256,16 @@ with ThreadPoolExecutor(1) as pool:
     loading = pool.submit(integration.load, path, auto_class=Pausing)
     within.wait()
     assert ask(path) == ("theirs", path)
-    child = os.fork()
-    if not child:
-        signal.alarm(60)  # ends a child that waits
-        assert Quantizer.get_state_dict is get_state_dict
-        assert not compat.status().installed
-        assert integration.load(path, auto_class=Asking) == want
-        os._exit(0)
-    failed = os.waitpid(child, 0)[1]
     compat.install()
     ending.set()
     assert loading.result() == want[:2]
-assert not failed
 assert compat.status().installed
 print("done")
 """
 
 
 def test_transformers_beside_load(tmp_path):
-    """While one thread loads, others and their children load other files as ever, and install() stays."""
+    """While one thread loads, others load other files as ever, and install() stays."""
     pytest.importorskip("transformers")
     program = tmp_path / "load.py"
     program.write_text(LOADING)
