@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 
-from .terminal import printable, warnings_as_lines
+from .terminal import printable, some_streams, tell, warnings_as_lines
 
 __all__ = ["main"]
 
@@ -69,8 +69,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog=f"ggufx {command}", description=module.__doc__)
     module.add_arguments(parser)
     code: int = module.run(parser.parse_args(rest))
-    if sys.stdout is not None:  # Python's way of saying that it was started with a closed output
-        sys.stdout.flush()
+    sys.stdout.flush()
     return code
 
 
@@ -109,7 +108,7 @@ def _complain(error: BaseException) -> None:
     message = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    print(f"ggufx: {printable(' '.join(message.split()))}", file=sys.stderr)
+    tell(f"ggufx: {printable(' '.join(message.split()))}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -125,6 +124,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         The exit code.
     """
+    with some_streams():
+        return _run(sys.argv[1:] if argv is None else argv)
+
+
+def _run(argv: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="backslashreplace")  # a name must not fail to print on an ASCII terminal
@@ -132,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         with _unwinding(), warnings_as_lines():
-            return _dispatch(sys.argv[1:] if argv is None else argv)
+            return _dispatch(argv)
     except BrokenPipeError:
         # Whoever read our output has enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-__all__ = ["human_bytes", "human_count", "printable", "shortened", "warnings_as_lines"]
+__all__ = ["human_bytes", "human_count", "printable", "shortened", "some_streams", "tell", "warnings_as_lines"]
+
+
+@contextmanager
+def some_streams() -> Iterator[None]:
+    """Have a standard output and error, where the process was started with closed ones or without any, as pythonw does.
+
+    What nobody can read is thrown away. Their descriptors are taken too: a file that was opened as number 2 would get
+    what other code writes there.
+    """
+    taken = []
+    before = sys.stdout, sys.stderr
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            taken.append(os.open(os.devnull, os.O_RDWR))  # the lowest free number, which is this one
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        sys.stdout, sys.stderr = (nowhere if s is None or s.closed else s for s in before)
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
+            for number in taken:
+                os.close(number)
 
 
 @contextmanager
@@ -21,7 +46,13 @@ def warnings_as_lines() -> Iterator[None]:
 
 
 def _show(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"ggufx: warning: {printable(str(message))}", file=sys.stderr)
+    tell(f"ggufx: warning: {printable(str(message))}")
+
+
+def tell(line: str) -> None:
+    """Write a line to standard error, whose failing is nobody's loss."""
+    with suppress(OSError):
+        print(line, file=sys.stderr)
 
 
 def printable(text: str) -> str:
