@@ -142,7 +142,7 @@ def _result(out: Floats | None, shape: tuple[int, ...], *read: npt.NDArray[Any])
     if isinstance(out, np.ndarray) and out.dtype != _FLOAT32:
         raise TypeError(f"out has dtype {out.dtype}; results are native float32")
     check_layout(out, shape, reads=read)
-    return out  # type: ignore[no-any-return]
+    return out
 
 
 def _check_precision(precision: str) -> None:

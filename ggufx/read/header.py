@@ -7,7 +7,7 @@ there before anything is allocated for them, in arithmetic that cannot wrap.
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -15,13 +15,14 @@ from ..errors import GGUFError
 from ..formats.tensor_types import QType
 from ..formats.value_types import ValueType
 from . import walk
+from .index import Field, Header, Limits, NeedMore, Problem, TensorTable
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from .sources import HeaderBuffer
 
-__all__ = ["Field", "Header", "Limits", "NeedMore", "Problem", "TensorTable", "read_header"]
+__all__ = ["read_header"]
 
 # GGUF's specification limits keys to 2**16 - 1 bytes; tensor names over ggml's 63 exist, so they get the same limit.
 LONGEST_NAME = 65535
@@ -41,93 +42,6 @@ OTHER_MAGICS = (
     (b"<!DOCTYPE", "an HTML page, perhaps a failed download"),
     (b"<html", "an HTML page, perhaps a failed download"),
 )
-
-
-class Limits(NamedTuple):
-    """What a header may hold; the defaults exceed any published model many times over."""
-
-    max_header_bytes: int = 1 << 28
-    max_tensors: int = 1 << 20
-    max_nesting: int = 16
-    max_array_elements: int = 1 << 24
-
-
-class NeedMore(Exception):
-    """The buffer is a beginning of the file, and parsing needs at least `wanted` bytes of it."""
-
-    def __init__(self, wanted: int) -> None:
-        self.wanted = wanted
-
-
-class Field(NamedTuple):
-    """One metadata field: where its value lies and how it is declared.
-
-    For an array, `start` is the first byte after its count, `item` the declared type of the items and `length` their
-    number; `begin` is where the value begins either way.
-    """
-
-    type: ValueType
-    begin: int
-    start: int
-    stop: int
-    item: ValueType | None = None
-    length: int = 0
-
-
-class Problem(NamedTuple):
-    """A fault found while checking the header.
-
-    Attributes
-    ----------
-    kind : str
-        ``"outside"``, ``"overlap"``, ``"duplicate"``, ``"shape"``, ``"misaligned"``, ``"duplicate key"`` or
-        ``"empty key"``.
-    name : str
-        The tensor or key.
-    message : str
-        What was found and what was expected.
-    """
-
-    kind: str
-    name: str
-    message: str
-
-    @property
-    def is_fatal(self) -> bool:
-        """Whether reading the tensor raises; a misaligned tensor is only flagged."""
-        return self.kind != "misaligned"
-
-    def __str__(self) -> str:
-        return self.message
-
-
-class TensorTable(NamedTuple):
-    """The tensor infos, column by column; rows are in file order, duplicates included.
-
-    `offsets` are as stored, counted from where the data section begins; `starts` are places in the file.
-    """
-
-    names: list[str]
-    rows: dict[str, int]
-    n_dims: npt.NDArray[np.uint64]
-    dims: npt.NDArray[np.uint64]
-    types: npt.NDArray[np.uint64]
-    offsets: npt.NDArray[np.uint64]
-    starts: npt.NDArray[np.int64]
-    nbytes: npt.NDArray[np.int64]
-    faults: dict[int, Problem]
-
-
-class Header(NamedTuple):
-    """What a GGUF header says, checked."""
-
-    version: int
-    big_endian: bool
-    alignment: int
-    data_offset: int
-    fields: dict[str, Field]
-    tensors: TensorTable
-    problems: tuple[Problem, ...]
 
 
 def read_header(buf: HeaderBuffer, size: int, *, label: str, limits: Limits, strict: bool) -> Header:
@@ -418,7 +332,7 @@ class _Parser:
         # An unknown type has no size: its bytes go on to the next tensor, or to the end of the file.
         unknown = ~known & placed & (elements > 0)
         if unknown.any():
-            edges = np.append(np.unique(starts[placed & (elements > 0)]), self.size)
+            edges = np.append(np.sort(starts[placed & (elements > 0)]), self.size)
             following = edges[np.searchsorted(edges[:-1], starts[unknown], "right")]
             nbytes[unknown] = np.maximum(following - starts[unknown], 0)
         filled = (nbytes > 0) | (~known & ~huge & (elements > 0))

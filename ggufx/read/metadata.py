@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import GGUFError, UnknownNameError
 from ..formats.value_types import ValueType
 from . import walk
-from .header import Field
+from .index import Field
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -10,7 +10,8 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from ..errors import UnknownNameError
 from ..formats.tensor_types import QType
-from .header import Header, Limits, NeedMore, Problem, TensorTable, read_header
+from .header import read_header
+from .index import Header, Limits, NeedMore, Problem, TensorTable
 from .metadata import Metadata
 from .sources import FileSource, MapSource, Source
 from .tensor import Tensor

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..errors import GGUFError, UnknownNameError
-from .header import Problem
+from .index import Problem
 from .reader import GGUFFile
 from .tensor import Tensor
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from ..errors import GGUFError, GGUFWarning
 from ..formats.value_types import ValueType
-from ..read.header import Limits, NeedMore, read_header
+from ..read.header import read_header
+from ..read.index import Limits, NeedMore
 from ..read.reader import GGUFFile
 from ..read.reader import open as open_gguf
 from .keys import ALIGNMENT, Declared, check_key, encode_for

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..codec.arrays import masks_exist, refuse_masked
 from ..errors import GGUFError
 from ..formats.value_types import ValueType
 from ..read.metadata import Metadata
@@ -267,10 +268,7 @@ def _is_array(value: Any) -> bool:
 
 def _plain_array(key: str, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The array without what a subclass adds: a matrix never loses a dimension, and a mask has no place in a file."""
-    if isinstance(value, np.ma.MaskedArray):
-        hidden = int(np.count_nonzero(np.ma.getmaskarray(value)))
-        if hidden:
-            raise ValueError(f"metadata key {key!r}: {hidden} of {value.size} values are masked; fill them first")
+    refuse_masked(value, f"metadata key {key!r}")
     return np.asarray(value)
 
 
@@ -310,7 +308,7 @@ def _item_type(key: str, values: Sequence[Any]) -> ValueType:
         return ValueType.STRING
     if _is_array(values[0]):
         return ValueType.ARRAY
-    for i, v in enumerate(values):
+    for i, v in enumerate(values if masks_exist() else ()):
         if v is np.ma.masked:
             raise ValueError(f"metadata key {key!r}: element {i} is masked; fill it first")
     types = {_scalar_type(key, v) for v in values}

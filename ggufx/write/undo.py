@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import GGUFError, GGUFWarning
-from ..read.header import Limits
+from ..read.index import Limits
 from .outfile import UNDO_MAGIC, OutputFile, lock_file, naming, open_own, sync_folder, undo_path
 
 __all__ = ["replace_span", "restore", "undo_unfinished"]
