@@ -19,6 +19,8 @@ typedef struct {
 
 INLINE code_sums no_code_sums(void) { return (code_sums){{vdupq_n_f32(0), vdupq_n_f32(0)}}; }
 
+enum { CODE_CHAINS = 1 };
+
 /* Four sums of products of sixteen codes. A pair of products fits 16 bits: at most 2 * 128 * 127. */
 INLINE int32x4_t sixteen_products(int8x16_t q, int8x16_t x) {
 #if defined(__ARM_FEATURE_DOTPROD)

@@ -18,6 +18,8 @@ typedef struct {
     float at[2];
 } code_sums;
 
+enum { CODE_CHAINS = 1 }; /* how many sums take turns, so that additions needn't wait for one another */
+
 INLINE code_sums no_code_sums(void) { return (code_sums){{0, 0}}; }
 
 /* The products of signed codes with x, times d, added to the sums. */

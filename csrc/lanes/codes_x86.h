@@ -24,7 +24,10 @@ INLINE code_sums add_products(code_sums s, __m256i products, scales d, const ggu
     return s;
 }
 
+/* Sums that take turns: where registers suffice for four rows. */
 #ifdef GGUFX_VNNI
+enum { CODE_CHAINS = 2 };
+
 /* One factor is unsigned: codes go up by 128, and 128 times the sums of x come off in advance. */
 INLINE __m256i signed_products(__m256i up, const ggufx_codes *x) {
     return _mm256_dpbusd_epi32(_mm256_loadu_si256((const __m256i *)x->less), up, codes_of_x(x));
@@ -41,6 +44,8 @@ INLINE __m256i unsigned_products(bytes q, const ggufx_codes *x) {
     return _mm256_dpbusd_epi32(_mm256_setzero_si256(), q, codes_of_x(x));
 }
 #else
+enum { CODE_CHAINS = 1 };
+
 /* Pairs of products fit 16 bits: at most 2 * 128 * 127. */
 INLINE __m256i unsigned_by_signed(__m256i u, __m256i v) {
     return _mm256_madd_epi16(_mm256_maddubs_epi16(u, v), _mm256_set1_epi16(1));

@@ -44,7 +44,7 @@ typedef struct {
     int dtype, past_cache, finite;
     int rows;
     const float *const *x;
-    size_t at; /* values, or 32 codes each */
+    size_t at;
     sums *sum;
     const ggufx_codes *const *codes;
     code_sums *code_sum;
@@ -59,8 +59,12 @@ INLINE sink sum_sink(const float *const *x, size_t at, sums *sum, int rows) {
     return (sink){.dtype = GGUFX_F32, .rows = rows, .x = x, .at = at, .sum = sum};
 }
 
-INLINE sink code_sink(const ggufx_codes *const *codes, size_t at, code_sums *sum, int rows) {
-    return (sink){.dtype = CODES, .rows = rows, .codes = codes, .at = at, .code_sum = sum};
+INLINE sink code_sink(const ggufx_codes *const *codes, code_sums *sum, int rows) {
+    return (sink){.dtype = CODES, .rows = rows, .codes = codes, .code_sum = sum};
+}
+/* Those of the r-th row from value i on, a multiple of 32; said in bytes, for compilers don't know that it is one. */
+INLINE const ggufx_codes *codes_at(sink y, int r, int i) {
+    return (const void *)((const char *)y.codes[r] + (size_t)(unsigned)i * (sizeof(ggufx_codes) / 32));
 }
 INLINE int takes_halves(sink y) { return y.dtype == GGUFX_F16 || y.dtype == GGUFX_BF16; }
 
@@ -102,7 +106,7 @@ INLINE void put_words(sink y, int i, words table, bytes codes) {
 /* q * d, signed codes; d is a half times at most an eight-bit scale. */
 INLINE void scaled(sink y, int i, bytes q, floats d) {
     if (y.dtype == CODES) {
-        EACH_ROW y.code_sum[r] = add_signed_codes(y.code_sum[r], q, eight_scales(d), y.codes[r] + y.at + i / 32);
+        EACH_ROW y.code_sum[r] = add_signed_codes(y.code_sum[r], q, eight_scales(d), codes_at(y, r, i));
     } else if (y.dtype == GGUFX_BF16)
         store_scaled_bfloats((uint16_t *)y.values + i, q, d, y.finite, y.past_cache);
     else
@@ -122,7 +126,7 @@ INLINE void scaled_bytes(sink y, int i, const void *q, floats d) {
 INLINE void affine(sink y, int i, bytes q, floats d, floats m) {
     if (y.dtype == CODES) {
         const scales by = eight_scales(d), less = eight_scales(m);
-        EACH_ROW y.code_sum[r] = add_affine_codes(y.code_sum[r], q, by, less, y.codes[r] + y.at + i / 32);
+        EACH_ROW y.code_sum[r] = add_affine_codes(y.code_sum[r], q, by, less, codes_at(y, r, i));
     } else if (y.dtype == GGUFX_BF16)
         store_affine_bfloats((uint16_t *)y.values + i, q, d, m, y.finite, y.past_cache);
     else
@@ -185,7 +189,7 @@ INLINE bytes bit3_in_second_half(void) { return pair_of_bytes(0, 8); }
 
 INLINE void put_scaled(sink y, int i, levels t, bytes codes) {
     if (y.dtype == CODES) {
-        EACH_ROW y.code_sum[r] = add_levels(y.code_sum[r], t.values, codes, t.by, y.codes[r] + y.at + i / 32);
+        EACH_ROW y.code_sum[r] = add_levels(y.code_sum[r], t.values, codes, t.by, codes_at(y, r, i));
     } else if (y.dtype == GGUFX_F32)
         put(y, i, scaled_codes(t.values, codes, t.d, t.few));
     else
@@ -196,7 +200,7 @@ INLINE void put_scaled(sink y, int i, levels t, bytes codes) {
 INLINE void put_affine(sink y, int i, float d, float m, bytes codes) {
     if (y.dtype == CODES) {
         EACH_ROW y.code_sum[r] =
-            add_affine_codes(y.code_sum[r], codes, every_scale(d), every_scale(m), y.codes[r] + y.at + i / 32);
+            add_affine_codes(y.code_sum[r], codes, every_scale(d), every_scale(m), codes_at(y, r, i));
     } else
         put_words(y, i, table_of(y, product_plus(load_signed(ascending), every(d), every(m))), codes);
 }

@@ -7,21 +7,34 @@
 /* How far ahead the packed rows are fetched. */
 enum { AHEAD = 1024 };
 
-/* The same operations in the same order for each row, whether one or four are computed. */
+/* The same operations in the same order for each row, whether one or four are computed. Units go to two sums in turn,
+ * so that no addition waits for the one before it. */
 #define DOT(name, suffix, many, values, size)                                                                          \
     static void codes_##name##_##suffix(const uint8_t *src, const ggufx_codes *const *rows, size_t units,              \
                                         double (*totals)[GGUFX_TOTALS]) {                                              \
         if ((size) >= 2 * (values)) return; /* plain numbers have no codes */                                          \
         const ggufx_codes *x[many];                                                                                    \
-        for (int r = 0; r < (many); r++) x[r] = rows[r];                                                               \
-        for (size_t at = 0; units;) {                                                                                  \
+        UNROLL(4) for (int r = 0; r < (many); r++) x[r] = rows[r];                                                     \
+        while (units) {                                                                                                \
             const size_t run = units < GGUFX_RUN_CODES / (values) ? units : GGUFX_RUN_CODES / (values);                \
             for (size_t p = 0; p < run * (size); p += 64) __builtin_prefetch(src + AHEAD + p, 0, 3);                   \
-            code_sums sum[many];                                                                                       \
-            UNROLL(4) for (int r = 0; r < (many); r++) sum[r] = no_code_sums();                                        \
-            for (size_t u = 0; u < run; u++, src += (size), at += (values) / 32)                                       \
-                decode_##name((const void *)src, code_sink(x, at, sum, many));                                         \
-            UNROLL(4) for (int r = 0; r < (many); r++) add_code_sums_to_totals(totals[r], sum[r]);                     \
+            code_sums sum[many], other[many];                                                                          \
+            UNROLL(4) for (int r = 0; r < (many); r++) sum[r] = other[r] = no_code_sums();                             \
+            for (const uint8_t *const end = src + run * (size); src != end; src += (size)) {                           \
+                decode_##name((const void *)src, code_sink(x, sum, many));                                             \
+                UNROLL(4) for (int r = 0; r < (many); r++) {                                                           \
+                    if (CODE_CHAINS == 2) {                                                                            \
+                        const code_sums now = sum[r];                                                                  \
+                        sum[r] = other[r];                                                                             \
+                        other[r] = now;                                                                                \
+                    }                                                                                                  \
+                    x[r] += (values) / 32;                                                                             \
+                }                                                                                                      \
+            }                                                                                                          \
+            UNROLL(4) for (int r = 0; r < (many); r++) {                                                               \
+                add_code_sums_to_totals(totals[r], sum[r]);                                                            \
+                if (CODE_CHAINS == 2) add_code_sums_to_totals(totals[r], other[r]);                                    \
+            }                                                                                                          \
             units -= run;                                                                                              \
         }                                                                                                              \
     }

@@ -60,6 +60,15 @@ def test_quick(script, extra, tmp_path):
     assert not [row for row in rows if "error" in row and "No module named" not in row["error"]], rows
 
 
+def test_matmul(tmp_path):
+    done = run("matmul.py", "--quick", "--out", tmp_path / "r")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    ours = [row for row in rows if row["contender"].startswith(("int8", "float32"))]
+    assert {(row["type"], row["rows"]) for row in ours} == {(t, n) for t in ("Q4_K", "IQ2_XXS") for n in (1, 4)}
+    assert "| Q4_K |" in (tmp_path / "r.md").read_text()
+
+
 def row(contender: str, seconds: float, of_move: float) -> dict[str, object]:
     return {
         "contender": contender,
