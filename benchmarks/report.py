@@ -126,8 +126,46 @@ def plot(measured: dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
+# What the README's picture shows: types that published models are made of, one of each kind.
+PICTURED = ("Q8_0", "Q4_0", "Q6_K", "Q4_K", "Q3_K", "IQ4_XS", "IQ2_XXS", "MXFP4")
+
+
+def picture(measured: dict[str, Any], path: Path) -> None:
+    """Draw the best path beside everyone else for a few types, as the README shows it; needs matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = [r for r in measured["rows"] if r["dtype"] == "float32" and r["size"] == "DRAM" and r["type"] in PICTURED]
+    ours = next((c for c in ORDER if any(r["contender"] == c for r in rows)), None)
+    if ours is None:
+        return
+    names = dict.fromkeys(r["contender"] for r in rows if not r["contender"].startswith("ggufx"))
+    contenders = [ours, *(name for name in names if "threads" not in name)]
+    colours = ["#d9480f", "#1864ab", "#4dabf7", "#868e96", "#ced4da"]
+    figure, axes = plt.subplots(figsize=(9, 3.4))
+    width = 0.84 / len(contenders)
+    for i, contender in enumerate(contenders):
+        rate = {r["type"]: r["gigaweights_per_second"] for r in rows if r["contender"] == contender}
+        places = [t + (i - len(contenders) / 2 + 0.5) * width for t in range(len(PICTURED))]
+        label = contender.split()[0] if contender == ours else contender
+        bars = axes.bar(places, [rate.get(t, 0) for t in PICTURED], width, label=label, color=colours[i % 5])
+        if contender == ours:
+            axes.bar_label(bars, [f"{rate[t]:.1f}" if t in rate else "" for t in PICTURED], fontsize=8, padding=2)
+    axes.set_xticks(range(len(PICTURED)), PICTURED)
+    axes.set_ylabel("billion weights a second")
+    axes.set_title(f"Decoding to float32 in memory, one thread of an {measured['machine']['cpu']}", fontsize=10)
+    axes.margins(y=0.12)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="lower center", ncols=len(contenders), fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
 def write(measured: dict[str, Any], path: Path) -> None:
-    """Write path.json, path.md and, where matplotlib is installed, path.png."""
+    """Write path.json, path.md and, where matplotlib is installed, path.png and path-few.png."""
     path.parent.mkdir(parents=True, exist_ok=True)
     head = json.dumps({key: value for key, value in measured.items() if key != "rows"}, indent=1)
     rows = ",\n  ".join(map(json.dumps, measured["rows"]))  # a line each, so that differences can be read
@@ -135,6 +173,7 @@ def write(measured: dict[str, Any], path: Path) -> None:
     path.with_suffix(".md").write_text(markdown(measured))
     try:
         plot(measured, path.with_suffix(".png"))
+        picture(measured, path.with_name(f"{path.name}-few.png"))
     except ImportError:
         print("no plot: pip install 'ggufx[plot]'")
 
