@@ -6,7 +6,7 @@ import operator
 import re
 from typing import Any
 
-__all__ = ["count_of", "counted", "format_size", "parse_size", "size_of"]
+__all__ = ["count_of", "counted", "format_size", "parse_size", "size_of", "size_option"]
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", 1):
@@ -29,6 +29,27 @@ def parse_size(text: str | int) -> int:
     if not match or match[2].upper() not in _UNITS:
         raise ValueError(f"{text!r} is no size; write it like 7.5GiB, 800MB or 1048576")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def size_option(option: str, text: str | None) -> int | None:
+    """The bytes that an option of the command line means, None where it isn't given.
+
+    Raises
+    ------
+    ValueError
+        If it is no size, or a small number without a unit, which hardly means bytes.
+    """
+    if text is None:
+        return None
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from None
+    if size < 1 << 20 and not text.strip()[-1:].isalpha():
+        raise ValueError(
+            f"{option} {text}: {size} bytes? Write the unit: {text.strip()}GiB, or {size}B if that is meant"
+        )
+    return size
 
 
 def count_of(name: str, value: Any) -> int:

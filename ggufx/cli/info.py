@@ -13,7 +13,8 @@ import numpy as np
 
 from ..cli import sample
 from ..formats.tensor_types import CODE_BYTES, QType
-from .terminal import human_bytes, human_count, printable, shortened
+from ..sizes import format_size
+from .terminal import human_count, printable, shortened
 
 if TYPE_CHECKING:
     from ..read.reader import GGUFFile
@@ -185,7 +186,7 @@ def render(report: dict[str, Any]) -> Iterator[str]:
     file, total = report["file"], report["total"]
     yield (
         f"{printable(file['path'])}: GGUF version {file['version']}, {file['byte_order']}-endian, "
-        f"{human_bytes(file['bytes'])} ({file['bytes']:,} bytes), alignment {file['alignment']}"
+        f"{format_size(file['bytes'])} ({file['bytes']:,} bytes), alignment {file['alignment']}"
     )
     yield ""
     yield f"metadata: {len(report['metadata'])} keys"
@@ -237,9 +238,9 @@ def render(report: dict[str, Any]) -> Iterator[str]:
         )
         yield ""
         yield (
-            f"total: {human_count(total['weights'])} weights ({total['weights']:,}) in {human_bytes(total['bytes'])}, "
-            f"{_bits(total['bits_per_weight'])} bits each; F32 would take {human_bytes(total['f32_bytes'])}, "
-            f"F16 {human_bytes(total['f16_bytes'])}"
+            f"total: {human_count(total['weights'])} weights ({total['weights']:,}) in {format_size(total['bytes'])}, "
+            f"{_bits(total['bits_per_weight'])} bits each; F32 would take {format_size(total['f32_bytes'])}, "
+            f"F16 {format_size(total['f16_bytes'])}"
         )
     for problem in report["problems"]:
         yield f"problem: {printable(problem)}"

@@ -11,7 +11,7 @@ from ..cli import sample
 from ..formats.file_types import FileType
 from ..formats.tensor_types import QType
 from ..requantize.plan import OVERHEAD, MixPlan, Plan, plan
-from ..sizes import counted, format_size, parse_size
+from ..sizes import counted, format_size, size_option
 from .terminal import printable
 
 __all__ = ["add_arguments", "run"]
@@ -43,15 +43,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the table of mixes, and a mix's groups if asked."""
     import ggufx
 
+    for option in ("gpu_memory", "bandwidth", "gpu_bandwidth"):  # wrong ones are told before anything is printed
+        size_option(f"--{option.replace('_', '-')}", getattr(arguments, option))
     with sample.path_or_sample(arguments.file) as path, ggufx.open(path) as f:
         p = plan(
             f.tensors.values(),
             f.metadata,
-            memory=_size(arguments.memory),
+            memory=size_option("--memory", arguments.memory),
             context=arguments.context,
             k_type=QType.parse(arguments.cache_type_k),
             v_type=QType.parse(arguments.cache_type_v),
-            overhead=OVERHEAD if arguments.overhead is None else parse_size(arguments.overhead),
+            overhead=OVERHEAD if (overhead := size_option("--overhead", arguments.overhead)) is None else overhead,
             imatrix=arguments.imatrix,
             pure=arguments.pure,
         )
@@ -67,18 +69,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _size(text: str | None) -> int | None:
-    return None if text is None else parse_size(text)
-
-
 def _speed(p: Plan, mix: MixPlan, arguments: argparse.Namespace) -> float | None:
-    if arguments.bandwidth is None:
+    bandwidth = size_option("--bandwidth", arguments.bandwidth)
+    if bandwidth is None:
         return None
     return p.tokens_per_second(
         mix,
-        parse_size(arguments.bandwidth),
-        gpu_memory=_size(arguments.gpu_memory),
-        gpu_bandwidth=_size(arguments.gpu_bandwidth),
+        bandwidth,
+        gpu_memory=size_option("--gpu-memory", arguments.gpu_memory),
+        gpu_bandwidth=size_option("--gpu-bandwidth", arguments.gpu_bandwidth),
     )
 
 
@@ -89,7 +88,7 @@ def _print_mixes(p: Plan, arguments: argparse.Namespace) -> None:
         f"cache for {p.context} tokens {cache} ({p.k_type.name} keys, {p.v_type.name} values), "
         f"overhead {format_size(p.overhead)}"
     )
-    gpu = _size(arguments.gpu_memory)
+    gpu = size_option("--gpu-memory", arguments.gpu_memory)
     print(f"\n{'mix':10} {'size':>12} {'bits':>7} {'in all':>12}" + ("  gpu layers" if gpu else "") + "  ")
     for mix in p.mixes:
         line = f"{mix.ftype.name:10} {format_size(mix.nbytes):>12} {mix.bits_per_weight:7.3f} "
@@ -144,7 +143,7 @@ def _print_groups(mix: MixPlan) -> None:
 
 
 def _report(p: Plan, chosen: MixPlan | None, arguments: argparse.Namespace) -> dict[str, Any]:
-    gpu = _size(arguments.gpu_memory)
+    gpu = size_option("--gpu-memory", arguments.gpu_memory)
     mixes = []
     for mix in p.mixes:
         row: dict[str, Any] = {

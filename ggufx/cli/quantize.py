@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import GGUFError
 from ..formats.file_types import FileType
 from ..formats.tensor_types import QType, type_name
-from ..sizes import format_size, parse_size
+from ..sizes import format_size, size_option
 from .progressbar import add_progress_argument, progress_bar
 from .terminal import printable, warnings_as_lines
 
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
             leave_output=arguments.leave_output_tensor,
             keep_split=arguments.keep_split,
             allow_requantize=arguments.allow_requantize,
-            target_size=None if arguments.target_size is None else parse_size(arguments.target_size),
+            target_size=size_option("--target-size", arguments.target_size),
             dry_run=arguments.dry_run,
             threads=arguments.threads,
             progress=progress,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..sizes import parse_size
+from ..sizes import size_option
 from .progressbar import add_progress_argument, progress_bar
 from .terminal import printable
 
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         paths = split(
             arguments.input,
             arguments.output,
-            max_bytes=None if arguments.max_size is None else parse_size(arguments.max_size),
+            max_bytes=size_option("--max-size", arguments.max_size),
             max_tensors=arguments.max_tensors,
             first_empty=arguments.first_empty,
             progress=progress,

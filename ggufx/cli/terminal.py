@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-__all__ = ["human_bytes", "human_count", "printable", "shortened", "some_streams", "tell", "warnings_as_lines"]
+__all__ = ["human_count", "printable", "shortened", "some_streams", "tell", "warnings_as_lines"]
 
 
 @contextmanager
@@ -80,21 +80,12 @@ def shortened(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def human_bytes(count: int) -> str:
-    """Show a size in decimal units with three digits: 253 MB."""
-    return _human(count, ("B", "kB", "MB", "GB", "TB", "PB", "EB"))
-
-
 def human_count(count: int) -> str:
     """Show a number of things with three digits: 268 M."""
-    return _human(count, ("", "k", "M", "G", "T", "P", "E")).rstrip()
-
-
-def _human(count: int, units: tuple[str, ...]) -> str:
-    value, unit = float(count), units[0]
-    for larger in units[1:]:
+    value, unit = float(count), ""
+    for larger in ("k", "M", "G", "T", "P", "E"):
         if value < 999.5:
             break
         value, unit = value / 1000, larger
-    digits = 0 if unit == units[0] or value >= 99.95 else 1 if value >= 9.995 else 2
-    return f"{value:.{digits}f} {unit}"
+    digits = 0 if not unit or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f} {unit}".rstrip()

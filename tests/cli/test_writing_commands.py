@@ -318,3 +318,38 @@ def test_a_wrong_line_of_types_is_named(cli, model: Path, tmp_path: Path, line: 
     assert "types.txt, line 3: " in err
     assert message in err
     assert cli("quantize", model, tmp_path / "q.gguf", "Q4_0", "--tensor-type-file", tmp_path / "none")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("plan", "--memory"), ("plan", "--gpu-memory"), ("plan", "--overhead"), ("plan", "--bandwidth"),
+     ("quantize", "--target-size"), ("split", "--max-size")],
+)  # fmt: skip
+def test_a_small_size_without_a_unit_is_asked_about(
+    cli, model: Path, tmp_path: Path, command: str, option: str
+) -> None:
+    arguments = [
+        command,
+        model,
+        *(["out"] if command != "plan" else []),
+        *(["--memory", "8GiB"] if "-g" in option else []),
+    ]
+    code, text, err = cli(*arguments, option, "8")
+    assert (code, text, err) == (2, "", f"ggufx: {option} 8: 8 bytes? Write the unit: 8GiB, or 8B if that is meant\n")
+    assert option in cli(*arguments, option, "eight")[2]
+
+
+def test_one_fallback_is_one(cli, tmp_path: Path) -> None:
+    with Writer(tmp_path / "m.gguf", sync=False) as w:
+        w.set("general.architecture", "llama")
+        w.set("llama.block_count", 1)
+        w.set("llama.attention.head_count", 2)
+        w.set("llama.embedding_length", 96)
+        w.add("blk.0.attn_q.weight", np.ones((8, 96), np.float32))
+    text = cli("plan", tmp_path / "m.gguf")[1]
+    assert "1 fallback, " in text
+    assert "1 fallbacks" not in text
+    code, text, err = cli("quantize", tmp_path / "m.gguf", tmp_path / "q.gguf", "Q4_K_M")
+    assert code == 0
+    assert "1 tensor with rows that aren't whole blocks" in text
+    assert "1 tensors" not in text + err
