@@ -6,9 +6,19 @@ Anything wrong *in a file or its data* is a :class:`GGUFError`; wrong *arguments
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
-__all__ = ["GGUFError", "GGUFWarning", "PathUnavailableError", "UnknownNameError", "near_names"]
+__all__ = [
+    "GGUFError",
+    "GGUFWarning",
+    "NoAttributeError",
+    "PathUnavailableError",
+    "UnknownNameError",
+    "naming",
+    "near_names",
+]
 
 
 class GGUFError(ValueError):
@@ -16,6 +26,10 @@ class GGUFError(ValueError):
 
     The message names the file, the tensor or key, what was found and what was expected.
     """
+
+
+class NoAttributeError(GGUFError, AttributeError):
+    """What arrays have and packed data can't; the message says what to do instead."""
 
 
 class PathUnavailableError(ValueError):
@@ -59,3 +73,14 @@ def near_names(name: object, known: Iterable[str]) -> str:
         return ""
     found = get_close_matches(name, list(known), 3, 0.6)
     return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Give a system error that names no file (of a map, a write, a sync ...) the file's name."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror or os.strerror(error.errno), path) from error
+        raise

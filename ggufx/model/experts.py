@@ -9,6 +9,7 @@ architecture; counts come from the metadata and are checked against the tensors.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,8 @@ class ExpertStack(Sequence[Tensor]):
         self._parts = tuple(parts)
         if stacked is not None:
             self.shape = stacked.shape
+            if not self.shape or self.shape[0] > sys.maxsize:
+                raise GGUFError(f"{stacked.label} has shape {self.shape}, which is no stack of experts")
             return
         shapes = {part.shape for part in self._parts}
         if len(shapes) != 1:

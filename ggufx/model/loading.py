@@ -80,7 +80,10 @@ def aligned_memory(size: int) -> npt.NDArray[np.uint8]:
         spare = np.zeros(size + ALIGN, np.uint8)
         return spare[-spare.ctypes.data % ALIGN :][:size]
     # Private: Python's default is shared memory, which gets no huge pages.
-    area = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        area = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError, ValueError):  # as numpy says it
+        raise MemoryError(f"{size} bytes of memory for decoded values aren't to be had") from None
     memory = np.frombuffer(area, np.uint8)
     with suppress(OSError):  # a kernel built without them
         area.madvise(mmap.MADV_HUGEPAGE)

@@ -45,6 +45,16 @@ class FieldType(NamedTuple):
         return self.type.name if self.item is None else f"{self.item.name}[{self.length}]"
 
 
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two values are the same, arrays of numbers with lists of them too."""
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        if not isinstance(a, (np.ndarray, list, tuple)) or not isinstance(b, (np.ndarray, list, tuple)):
+            return False
+        a, b = np.asarray(a), np.asarray(b)
+        return bool(a.shape == b.shape and ((a == b) | (a != a) & (b != b)).all())
+    return bool(a == b or (a != a and b != b))
+
+
 class _Layout(NamedTuple):
     """How numbers are laid out in one file."""
 
@@ -64,9 +74,7 @@ class _LazySequence(Sequence[T]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Sequence) and not isinstance(other, (str, bytes)):
-            return len(self) == len(other) and all(
-                np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in zip(self, other, strict=True)
-            )
+            return len(self) == len(other) and all(_equal(a, b) for a, b in zip(self, other, strict=True))
         return NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
@@ -311,6 +319,14 @@ class Metadata(Mapping[str, Any]):
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether keys and values are the same, in whatever order; arrays as a whole, NaN as equal to NaN."""
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return self.keys() == other.keys() and all(_equal(self[key], other[key]) for key in self)
+
+    __hash__ = None  # type: ignore[assignment]
 
     @property
     def types(self) -> TypesView:

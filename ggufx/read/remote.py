@@ -254,7 +254,10 @@ class ObjectSource(PieceSource):
     def __init__(self, file: IO[bytes]) -> None:
         name = getattr(file, "name", None)
         label = shown(name) if isinstance(name, str) and "://" in name else str(name or type(file).__name__)
-        super().__init__(label, file.seek(0, io.SEEK_END))
+        if isinstance(file, io.TextIOBase) or hasattr(file, "encoding"):
+            raise TypeError(f"{label}: the file object is in text mode; open it in binary mode, open(path, 'rb')")
+        end = file.seek(0, io.SEEK_END)
+        super().__init__(label, end if isinstance(end, int) else file.tell())  # some say nothing
         if self.size == 0:
             raise GGUFError(f"{label}: the file is empty, a GGUF file was expected")
         self._file = file
@@ -280,9 +283,9 @@ class ObjectSource(PieceSource):
             self._file.seek(start)
             while done < len(out):
                 piece = self._file.read(len(out) - done)
-                if not isinstance(piece, bytes):
+                if not isinstance(piece, (bytes, bytearray, memoryview)):
                     raise TypeError(
-                        f"{self.label}: the file object gives {type(piece).__name__}, open it in binary mode"
+                        f"{self.label}: the file object gives {type(piece).__name__}, not bytes; open it in binary mode"
                     )
                 if not piece:
                     raise GGUFError(f"{self.label}: the file ends at {start + done}, bytes up to {stop} were expected")

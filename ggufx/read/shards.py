@@ -15,6 +15,8 @@ __all__ = ["SplitFile", "open_set", "shard_name"]
 
 # llama.cpp's naming: <prefix>-00001-of-00005.gguf, counted from one.
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+# What may follow in a URL: a token, a version, "download=true". It goes to every shard.
+QUERY = re.compile(r"[?#].*", re.DOTALL)
 
 
 def shard_name(prefix: str, number: int, count: int) -> str:
@@ -127,7 +129,8 @@ def open_set(first: GGUFFile, path: str, open_one: Callable[[str], GGUFFile], st
         of ``problems`` (only the first shard is indispensable).
     """
     count = declared(first, "count")
-    match, shown = SHARD.fullmatch(path), SHARD.fullmatch(first.path)
+    query = QUERY.search(path)[0] if "://" in path and QUERY.search(path) else ""  # type: ignore[index]
+    match, shown = SHARD.fullmatch(path.removesuffix(query)), SHARD.fullmatch(first.path)
     if count is None or (count < 2 and (shown is None or int(shown[3]) < 2)):
         return first
     opened: list[GGUFFile] = [first]
@@ -165,7 +168,7 @@ def open_set(first: GGUFFile, path: str, open_one: Callable[[str], GGUFFile], st
                 shard = first
             else:
                 try:
-                    shard = open_one(shard_name(prefix, i, count))
+                    shard = open_one(shard_name(prefix, i, count) + query)
                 except FileNotFoundError:
                     if i == 1:
                         raise GGUFError(f"{name}: the first shard, which holds the metadata, is missing") from None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 import numpy as np
 
-from ..errors import GGUFError
+from ..errors import GGUFError, naming
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -179,10 +179,11 @@ class MapSource(Source):
         access = mmap.ACCESS_COPY if private else mmap.ACCESS_READ
         try:
             self._map: mmap.mmap | None
-            if sys.version_info >= (3, 13) and os.name == "posix":  # one descriptor less for each open file
-                self._map = mmap.mmap(fd, self.size, access=access, trackfd=False)
-            else:
-                self._map = mmap.mmap(fd, self.size, access=access)
+            with naming(label):
+                if sys.version_info >= (3, 13) and os.name == "posix":  # one descriptor less for each open file
+                    self._map = mmap.mmap(fd, self.size, access=access, trackfd=False)
+                else:
+                    self._map = mmap.mmap(fd, self.size, access=access)
         finally:
             os.close(fd)
         self._private = private
@@ -288,7 +289,7 @@ class FileSource(PieceSource):
         out = np.empty(stop - start, np.uint8)
         view = memoryview(out)  # type: ignore[arg-type]
         done = 0
-        with self.reading():
+        with self.reading(), naming(self.label):
             fd = self._descriptor[0]
             while done < len(view):
                 got = os.preadv(fd, [view[done:]], start + done)

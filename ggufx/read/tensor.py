@@ -12,8 +12,9 @@ import numpy as np
 
 from ..codec.arrays import given_array
 from ..codec.decode import check_out, dequantize, output_dtype
-from ..errors import GGUFError
+from ..errors import GGUFError, NoAttributeError
 from ..formats.tensor_types import NUMERIC_DTYPES, QType, row_nbytes
+from .gathering import entries
 from .slices import locate, reshaped
 from .sources import Hint, Source
 
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Tensor"]
 
-# Entries of at least this many packed bytes are decoded where they lie; smaller ones are gathered first.
-DIRECT_BYTES = 1 << 16
-# Packed bytes gathered, or fetched from a remote file, at a time.
-GATHER_BYTES = 4 << 20
 # What the names of stacked expert tensors hold, also of their biases and scales.
 STACK_MARKS = ("_exps", "_chexps", "ffn_gate_inp.", "exp_probs_b")
 
@@ -343,29 +340,11 @@ class Tensor:
         each = values // kind.block_size * kind.block_bytes
         target = out.reshape(len(flat), *item) if item else out.reshape(-1)
 
-        def decode(packed: npt.NDArray[np.uint8], first: int, last: int) -> None:
+        for first, last, packed in entries(self._source, self.offset, count, each, flat):
             part = target[first:last]
             dequantize(
                 packed, kind, shape=part.shape, dtype=dtype, out=part, threads=threads, byteorder=self.byte_order
             )
-
-        if not self._source.mapped:
-            ranges = [(self.offset + i * each, self.offset + (i + 1) * each) for i in flat.tolist()]
-            batch = max(1, GATHER_BYTES // max(each, 1))
-            with self.reading():
-                for first in range(0, len(flat), batch):
-                    for i, packed in enumerate(self._source.read_ranges(ranges[first : first + batch]), first):
-                        decode(packed, i, i + 1)
-        elif each >= DIRECT_BYTES:
-            packed = self.packed()
-            for i, k in enumerate(flat.tolist()):
-                decode(packed[k * each : (k + 1) * each], i, i + 1)
-        else:
-            # Gathering small rows first costs less than a call for each.
-            entries = self.packed().reshape(count, each)
-            batch = max(1, GATHER_BYTES // max(each, 1))
-            for first in range(0, len(flat), batch):
-                decode(entries[flat[first : first + batch]], first, min(first + batch, len(flat)))
         return out
 
     def expert(self, k: int) -> Tensor:
@@ -422,8 +401,11 @@ class Tensor:
 
     @property
     def T(self) -> Tensor:
-        """Raise GGUFError, as :meth:`transpose` does."""
-        return self.transpose()
+        """Raise GGUFError, as :meth:`transpose` does; an AttributeError too, so that ``hasattr`` says no."""
+        try:
+            return self.transpose()
+        except GGUFError as error:
+            raise NoAttributeError(str(error)) from None
 
     def advise(self, hint: Hint) -> None:
         """Tell the system how the packed bytes will be used.

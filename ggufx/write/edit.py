@@ -51,7 +51,7 @@ def edit(
     path: str | os.PathLike[str],
     *,
     set: Mapping[str, Any] | None = None,
-    delete: Iterable[str] = (),
+    delete: Iterable[str] | str = (),
     rename: Mapping[str, str] | None = None,
     types: Mapping[str, ValueType | int | str] | None = None,
     output: str | os.PathLike[str] | None = None,
@@ -66,7 +66,7 @@ def edit(
     set : mapping of str to value, optional
         Keys to set. A key that is there keeps its place and its declared type: a scalar stays one, an array stays one
         of the same elements.
-    delete : iterable of str
+    delete : str or iterable of str
         Keys to remove.
     rename : mapping of str to str, optional
         Old names to new names.
@@ -107,7 +107,7 @@ def edit(
     source = os.fspath(path)
     if idle := [key for key in types or {} if key not in (set or {})]:
         raise ValueError(f"types are given for keys that aren't set: {', '.join(map(repr, idle))}")
-    changes = _Changes(set or {}, tuple(delete), rename or {}, types or {})
+    changes = _Changes(set or {}, (delete,) if isinstance(delete, str) else tuple(delete), rename or {}, types or {})
     if output is not None:
         undo_unfinished(source)
         refuse_inputs(os.fspath(output), [source])

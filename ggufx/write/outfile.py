@@ -15,7 +15,10 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from typing import IO, Any
+
+from ..errors import naming
 
 try:
     import fcntl
@@ -27,7 +30,6 @@ __all__ = [
     "OutputFile",
     "check_free_space",
     "lock_file",
-    "naming",
     "open_own",
     "refuse_inputs",
     "sync_folder",
@@ -44,17 +46,6 @@ NEVER_A_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | geta
 # So often is a file looked for that others create, rename and remove; some file systems never give it the same number.
 TRIES = 1000
 BINARY = getattr(os, "O_BINARY", 0)
-
-
-@contextmanager
-def naming(path: str) -> Iterator[None]:
-    """Give a system error that names no file (of a write, a sync ...) the file's name."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None and error.errno is not None:
-            raise OSError(error.errno, error.strerror or os.strerror(error.errno), path) from error
-        raise
 
 
 def open_own(path: str, flags: int) -> int:
@@ -218,7 +209,7 @@ class OutputFile:
         if os.path.exists(self.target) and not os.path.isfile(self.target):
             raise OSError(errno.EINVAL, "this is no regular file, so it can't be replaced", self.target)
         folder, name = os.path.split(self.target)
-        self.partial = os.path.join(folder, f".{name}.partial")
+        self.partial = os.path.join(folder, _hidden(folder, name, ".partial"))
         self.sync = sync
         self.size = 0
         inputs = list(inputs)
@@ -349,7 +340,18 @@ class OutputFile:
 def undo_path(target: str) -> str:
     """Where an in-place edit of a file keeps what it replaces."""
     folder, name = os.path.split(target)
-    return os.path.join(folder, f".{name}.undo")
+    return os.path.join(folder, _hidden(folder, name, ".undo"))
+
+
+def _hidden(folder: str, name: str, ending: str) -> str:
+    """The name of a hidden file beside a target; where it would be too long, a digest stands for the target's."""
+    try:
+        longest = os.pathconf(folder or ".", "PC_NAME_MAX")
+    except (AttributeError, OSError, ValueError):  # Windows, a folder that isn't there
+        longest = 255
+    if len(os.fsencode(f".{name}{ending}")) <= longest:
+        return f".{name}{ending}"
+    return f".{sha256(os.fsencode(name)).hexdigest()[:32]}{ending}"
 
 
 def _forget_undo(target: str) -> None:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import GGUFError, GGUFWarning
+from ..errors import GGUFError, GGUFWarning, naming
 from ..read.index import Limits
-from .outfile import UNDO_MAGIC, OutputFile, lock_file, naming, open_own, sync_folder, undo_path
+from .outfile import UNDO_MAGIC, OutputFile, lock_file, open_own, sync_folder, undo_path
 
 __all__ = ["replace_span", "restore", "undo_unfinished"]
 

@@ -351,7 +351,7 @@ class Writer:
 def write(
     path: str | os.PathLike[str],
     metadata: Mapping[str, Any],
-    tensors: Mapping[str, Any],
+    tensors: Mapping[str, Any] | Iterable[Tensor],
     **options: Any,
 ) -> list[str]:
     """Write a GGUF file in one call.
@@ -361,8 +361,9 @@ def write(
     path : path-like
     metadata : mapping of str to value
         As :meth:`Writer.set` takes them. The metadata of an opened file keeps its declared types.
-    tensors : mapping of str to data
-        Typed arrays, tensors of opened files, or ``(data, shape, qtype)``.
+    tensors : mapping of str to data, or iterable of Tensor
+        Typed arrays, tensors of opened files, or ``(data, shape, qtype)``; tensors of opened files on their own keep
+        their names.
     **options
         See :class:`Writer`.
 
@@ -377,13 +378,28 @@ def write(
     """
     with Writer(path, **options) as writer:
         writer.update(metadata)
-        for name, data in tensors.items():
+        for name, data in _named(tensors):
             if isinstance(data, tuple):
                 packed, shape, qtype = data
                 writer.add(name, packed, shape=shape, qtype=qtype)
             else:
                 writer.add(name, data)
         return writer.close()
+
+
+def _named(tensors: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(tensors, Mapping):
+        yield from tensors.items()
+        return
+    if isinstance(tensors, Tensor):
+        tensors = (tensors,)
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"tensors should map names to data; an unnamed {type(tensor).__name__} was given, and only tensors of "
+                "opened files know their names"
+            )
+        yield tensor.name, tensor
 
 
 def shard_prefix(path: str) -> str:

@@ -240,6 +240,25 @@ def test_split_models(server):
         assert list(f) == ["t1"]
 
 
+@pytest.mark.parametrize("query", ["?download=true", "?sig=a-00001-of-00009.gguf&x=1", "?a#b"])
+def test_split_models_behind_a_query(server, query):
+    """What follows the name in a URL goes to every shard, and into no message."""
+    for i in range(2):
+        file = File().add("split.no", gb.U16, i).add("split.count", gb.U16, 2)
+        add(file, f"t{i}", (2, 32), 8)
+        server.files[f"m-{i + 1:05}-of-00002.gguf"] = file.bytes()
+    for number in (1, 2):
+        with ggufx.open(server.url(f"m-{number:05}-of-00002.gguf") + query) as f:
+            assert list(f) == ["t0", "t1"]
+            assert [shard.path for shard in f.shards] == [server.url(f"m-{i:05}-of-00002.gguf") for i in (1, 2)]
+            assert f["t1"].dequantize().shape == (2, 32)
+    assert {q for _, q in server.queries} == {query[1:].partition("#")[0]}
+    del server.files["m-00001-of-00002.gguf"]
+    with pytest.raises(GGUFError, match=r"m-00001-of-00002\.gguf: the first shard.*missing") as error:
+        ggufx.open(server.url("m-00002-of-00002.gguf") + query)
+    assert "?" not in str(error.value)
+
+
 def test_other_file_systems(tmp_path, model):
     raw, values, _ = model
     memory = fsspec.filesystem("memory")

@@ -137,10 +137,10 @@ INDICES = [[0], [5, 0, 5, -1], [], [[1, 2], [3, -6]], 3, np.array([2, 1], np.uin
 @pytest.mark.parametrize("indices", INDICES, ids=str)
 @pytest.mark.parametrize("direct", [False, True])
 def test_take(pairs, indices, direct, monkeypatch):
-    from ggufx.read import tensor
+    from ggufx.read import gathering
 
-    monkeypatch.setattr(tensor, "DIRECT_BYTES", 1 if direct else 1 << 16)
-    monkeypatch.setattr(tensor, "GATHER_BYTES", 100)
+    monkeypatch.setattr(gathering, "DIRECT_BYTES", 1 if direct else 1 << 16)
+    monkeypatch.setattr(gathering, "GATHER_BYTES", 100)
     f, values = pairs
     chosen = np.asarray(indices) if np.size(indices) else np.zeros(0, int)
     for name in ("q8.m", "q4.m", "f32.m", "f16.m", "i32.m", "f32.v"):

@@ -14,6 +14,8 @@ class RangeServer:
     ----------
     requests : list of (method, name, start, stop)
         What was asked for; a request without a range has start and stop None.
+    queries : list of (name, str)
+        What stood behind the question mark.
     sent : int
         Bytes of all bodies.
     ranges, sizes : bool
@@ -32,6 +34,7 @@ class RangeServer:
         self.files = {}
         self.requests = []
         self.headers = []
+        self.queries = []
         self.sent = 0
         self.ranges = self.sizes = True
         self.failures = self.refusals = self.short = 0
@@ -78,13 +81,15 @@ class RangeServer:
             return left > 0
 
     def _answer(self, request, head):
-        name = request.path.partition("?")[0].lstrip("/")
+        name, _, query = request.path.partition("?")
+        name = name.lstrip("/")
         body = self.files.get(name)
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", ""))
         start, stop = (int(match[1]), int(match[2]) + 1) if match else (None, None)
         with self._lock:
             self.requests.append(("HEAD" if head else "GET", name, start, stop))
             self.headers.append(dict(request.headers))
+            self.queries.append((name, query))
         if self.password is not None and request.headers.get("Authorization") != self.password:
             return self._send(request, 401, b"", head)
         if body is None:
