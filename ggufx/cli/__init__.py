@@ -23,7 +23,8 @@ __all__ = ["main"]
 
 # Subcommands in the order of the help; each is a module of this package.
 COMMANDS = (
-    *("info", "decode", "convert", "quantize", "plan", "validate", "compare", "perplexity", "imatrix", "curve"),
+    *("info", "decode", "convert", "quantize", "plan", "validate", "compare", "evaluate"),
+    *("perplexity", "imatrix", "curve"),
     *("edit", "split", "merge", "endian", "compat", "sample"),
 )
 

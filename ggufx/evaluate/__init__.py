@@ -8,10 +8,12 @@ if TYPE_CHECKING:
     from .activations import collect, statistics
     from .comparison import compare
     from .curves import curve
+    from .page import render
+    from .reporting import evaluate
     from .texts import perplexity
     from .validation import validate
 
-__all__ = ["collect", "compare", "curve", "perplexity", "statistics", "validate"]
+__all__ = ["collect", "compare", "curve", "evaluate", "perplexity", "render", "statistics", "validate"]
 
 # Names and the modules that hold them: each is imported when it is asked for.
 _LATE = {
@@ -19,6 +21,8 @@ _LATE = {
     "statistics": ".activations",
     "compare": ".comparison",
     "curve": ".curves",
+    "evaluate": ".reporting",
+    "render": ".page",
     "perplexity": ".texts",
     "validate": ".validation",
 }
