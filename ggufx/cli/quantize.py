@@ -73,28 +73,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Quantize and report."""
-    from ..requantize.job import Override, requantize
+    from ..requantize.job import Options, Override, requantize
 
     if arguments.type is None and arguments.target_size is None:
         raise ValueError("TYPE or --target-size is needed")
+    options = Options(
+        imatrix=arguments.imatrix,
+        include_weights=arguments.include_weights,
+        exclude_weights=arguments.exclude_weights,
+        override_kv=[Override.parse(text) for text in arguments.override_kv],
+        prune_layers=_numbers(arguments.prune_layers or ""),
+        tensor_types=arguments.tensor_type,
+        output_type=_qtype(arguments.output_tensor_type),
+        embedding_type=_qtype(arguments.token_embedding_type),
+        pure=arguments.pure,
+        leave_output=arguments.leave_output_tensor,
+        keep_split=arguments.keep_split,
+        allow_requantize=arguments.allow_requantize,
+        target_size=size_option("--target-size", arguments.target_size),
+    )
     with warnings_as_lines(), progress_bar(arguments.progress, "quantize") as progress:
         report = requantize(
             arguments.input,
             arguments.output,
             arguments.type,
-            imatrix=arguments.imatrix,
-            include_weights=arguments.include_weights,
-            exclude_weights=arguments.exclude_weights,
-            override_kv=[Override.parse(text) for text in arguments.override_kv],
-            prune_layers=_numbers(arguments.prune_layers or ""),
-            tensor_types=arguments.tensor_type,
-            output_type=_qtype(arguments.output_tensor_type),
-            embedding_type=_qtype(arguments.token_embedding_type),
-            pure=arguments.pure,
-            leave_output=arguments.leave_output_tensor,
-            keep_split=arguments.keep_split,
-            allow_requantize=arguments.allow_requantize,
-            target_size=size_option("--target-size", arguments.target_size),
+            options=options,
             dry_run=arguments.dry_run,
             threads=arguments.threads,
             progress=progress,

@@ -7,11 +7,12 @@ from ..callable_module import make_callable
 if TYPE_CHECKING:
     from .job import requantize
     from .metadata import Override
+    from .options import Options
     from .report import Report
 
-__all__ = ["Override", "Report", "requantize"]
+__all__ = ["Options", "Override", "Report", "requantize"]
 
-_LATE = {"Override": ".metadata", "Report": ".report", "requantize": ".job"}
+_LATE = {"Options": ".options", "Override": ".metadata", "Report": ".report", "requantize": ".job"}
 
 
 def __getattr__(name: str) -> Any:

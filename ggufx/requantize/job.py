@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..codec.encode import NEEDS_IMATRIX
 from ..codec.threads import thread_count
 from ..errors import GGUFError, GGUFWarning
 from ..formats.file_types import FileType
-from ..formats.tensor_types import QType, nbytes, type_name
-from ..model.hyperparameters import ModelFacts
-from ..read.reader import GGUFFile
+from ..formats.tensor_types import QType, nbytes
 from ..read.reader import open as open_gguf
-from ..read.shards import SplitFile, shard_name
-from ..read.tensor import Tensor
+from ..read.shards import shard_name
 from ..sizes import size_of
 from ..write.outfile import refuse_inputs
 from ..write.stream import Progress, padded
 from ..write.writer import Writer, shard_prefix
 from . import target_size as budget
-from .choices import Choice, Request, block_number, choose
+from .checks import check_importance, check_types, lacks_importance, made_blocks, warn_of_missing
+from .choices import Choice, Request, choose
 from .importance import Importance
+from .inputs import Input, input_of
 from .metadata import GUESSED, Override, declared_or_guessed, fill_metadata, heaviest_mix
-from .mixes import EMBEDDINGS, FLOATS
-from .report import Report, fallback_note, grouped, requantize_note
+from .mixes import EMBEDDINGS
+from .options import Options
+from .report import Report, fallback_note, requantize_note
 from .slabs import cut, ordered, quantized, taken
 
-__all__ = ["Importance", "Override", "Report", "requantize"]
+__all__ = ["Importance", "Options", "Override", "Report", "requantize"]
 
 
 def requantize(
@@ -44,23 +42,12 @@ def requantize(
     output: str | os.PathLike[str],
     ftype: FileType | str | int | None,
     *,
-    imatrix: Importance | Mapping[str, npt.NDArray[Any]] | str | os.PathLike[str] | None = None,
-    include_weights: Sequence[str] = (),
-    exclude_weights: Sequence[str] = (),
-    override_kv: Sequence[Override] = (),
-    prune_layers: Sequence[int] = (),
-    tensor_types: Sequence[tuple[str, QType]] = (),
-    output_type: QType | None = None,
-    embedding_type: QType | None = None,
-    pure: bool = False,
-    leave_output: bool = False,
-    keep_split: bool = False,
-    allow_requantize: bool = False,
-    target_size: int | str | None = None,
+    options: Options | None = None,
     dry_run: bool = False,
     threads: int | None = None,
     sync: bool = True,
     progress: Progress | None = None,
+    **named: Any,
 ) -> Report:
     """Write a model in other tensor types.
 
@@ -72,30 +59,8 @@ def requantize(
         Where to write; never the input.
     ftype : FileType, str, int or None
         The mix. ``"COPY"`` keeps every type. None, and only None, takes the types from `target_size`.
-    imatrix : Importance, mapping, or path-like, optional
-        Importance of input columns by tensor name, or the file that holds it.
-    include_weights, exclude_weights : sequence of str
-        Use the importance of tensors only where one of these is (not) part of the name.
-    override_kv : sequence of Override
-        Metadata to set in the output; the choices follow it.
-    prune_layers : sequence of int
-        Blocks to leave out; those behind move up.
-    tensor_types : sequence of (pattern, QType)
-        Types for the tensors whose names a regular expression is found in; the first pattern counts.
-    output_type, embedding_type : QType, optional
-        Types of the output tensor and of the token embeddings.
-    pure : bool
-        The mix's default type for every tensor.
-    leave_output : bool
-        Keep ``output.weight`` as it is.
-    keep_split : bool
-        Write as many shards as the input has, of the same tensors in the same order. One that isn't split gets a
-        shard's name, ``-00001-of-00001.gguf``, and no ``split.*`` keys.
-    allow_requantize : bool
-        Go on although tensors are quantized already.
-    target_size : int or str, optional
-        Bytes the output may have (``"4GiB"`` is as good): the types with the least error that keep within it are
-        searched for. Where the types the tensors have fit, they stay.
+    options : Options, optional
+        What is asked for beside the mix: importance, types of some tensors, a size, overrides ...
     dry_run : bool
         Choose and report, write nothing. What would be refused is in the report.
     threads : int, optional
@@ -104,6 +69,9 @@ def requantize(
         Wait for the disk before the file appears.
     progress : callable, optional
         Called as ``progress(name, done, total)`` with bytes written.
+    **named
+        Options by their names (``imatrix=``, ``tensor_types=``, ``target_size=`` ...), over those in `options`; see
+        :class:`ggufx.requantize.Options`.
 
     Returns
     -------
@@ -113,7 +81,10 @@ def requantize(
     ------
     GGUFError
         If a tensor is quantized already and `allow_requantize` isn't given; if a type needs an importance matrix that
-        isn't there; if a value isn't finite (the message names tensor and position); if the file is damaged.
+        isn't there, or the one given is another model's; if a value isn't finite (the message names tensor and
+        position); if the file is damaged.
+    TypeError
+        If there is no option of a name.
     ValueError
         If the output is the input or the importance matrix's file, nothing fits into `target_size`, or the arguments
         contradict each other: a mix or `pure` with `target_size`, types with COPY.
@@ -121,357 +92,254 @@ def requantize(
     Warns
     -----
     GGUFWarning
-        For fallback types, for tensors that were quantized already, and for scales that overflow.
+        For fallback types, tensors that were quantized already, scales that overflow, and tensors that an importance
+        matrix lacks.
+
+    Examples
+    --------
+    >>> requantize("model-f32.gguf", "model.gguf", "Q4_K_M", imatrix="model.imatrix.gguf")  # doctest: +SKIP
     """
-    budget_bytes = None if target_size is None else size_of("target_size", target_size)
-    asked = {
-        "pure": pure,
-        "tensor_types": bool(tensor_types),
-        "output_type": output_type is not None,
-        "embedding_type": embedding_type is not None,
-    }
-    _check_arguments(ftype, target_size, [name for name, given in asked.items() if given])
-    for override in override_kv:
-        override.check()
-    with open_gguf(source) as model:
-        files = model.shards if isinstance(model, SplitFile) else (model,)
-        importance = Importance.of(imatrix)
-        job = _Job(files, importance.filtered(include_weights, exclude_weights), override_kv, prune_layers)
-        job.choose(
-            ftype,
-            Request(
-                FileType.F32,
-                imatrix=bool(job.importance.weights),
-                pure=pure,
-                tensor_types=tuple(tensor_types),
-                output_type=output_type,
-                embedding_type=embedding_type,
-                leave_output=leave_output,
-            ),
-            keep_order=keep_split,
-        )
+    options = replace(options or Options(), **named)
+    options.check(ftype)
+    with open_gguf(source) as opened:
+        model = input_of(opened, options)
+        whole = Importance.of(options.imatrix)
+        importance = whole.filtered(options.include_weights, options.exclude_weights)
+        decision = decide(model, ftype, options, importance)
         workers = thread_count(threads)
-        split = keep_split and len(files) > 1
-        if keep_split and not split:
+        split = options.keep_split and len(model.files) > 1
+        if options.keep_split and not split:
             if not shard_prefix(os.fsdecode(output)):
                 raise ValueError(f"{os.fsdecode(output)!r} names no file to write")
             output = shard_name(os.fsdecode(output).removesuffix(".gguf"), 1, 1)
-        if budget_bytes is not None:
-            job.check_importance()
-            job.search(budget_bytes, workers, split=split)
-        report = job.report()
-        if dry_run:
-            try:
-                refuse_inputs(os.fsdecode(output), job.inputs)
-                job.check(allow_requantize)
-            except GGUFError as error:
+        if options.target_size is not None:
+            check_importance(model, decision.choices, importance)
+            decision = search(model, decision, options, importance, workers, split=split)
+        report = report_of(model, decision, importance)
+        try:
+            if dry_run or not split:
+                refuse_inputs(os.fsdecode(output), inputs_of(model, importance))
+            check_types(decision.choices, allow_requantize=options.allow_requantize)
+            check_importance(model, decision.choices, importance)
+        except GGUFError as error:
+            if dry_run:
                 return replace(report, refused=str(error))
+            raise
+        if dry_run:
             return report
-        if not split:
-            refuse_inputs(os.fsdecode(output), job.inputs)
-        job.check(allow_requantize)
-        job.warn_of_missing(importance)
+        warn_of_missing(model, decision.choices, whole)
         if report.fallbacks:
             warnings.warn(fallback_note(report.fallbacks), GGUFWarning, stacklevel=2)
         if report.requantized:
             warnings.warn(requantize_note(report.requantized), GGUFWarning, stacklevel=2)
-        paths = job.write(output, workers, split=split, sync=sync, progress=progress)
+        writer = writer_of(model, decision, options, importance, output, split=split, sync=sync, progress=progress)
+        paths = write(model, decision, importance, writer, workers, split=split)
         return replace(report, paths=tuple(paths))
 
 
-def _check_arguments(ftype: object, target_size: object, types: Sequence[str]) -> None:
-    """Refuse arguments of which one would go unheard."""
-    if ftype is None and target_size is None:
-        raise ValueError("a mix or target_size (--target-size) is needed")
-    if ftype is not None and target_size is not None:
+@dataclass(frozen=True)
+class Decision:
+    """What every tensor becomes, and what the output says it is.
+
+    Attributes
+    ----------
+    choices : sequence of Choice
+        In the order they are written.
+    file_type : int
+        ``general.file_type`` of the output.
+    ftype : FileType
+        The mix nearest to it.
+    error : float, optional
+        After a search: the sum of the tensors' relative errors.
+    limit : int, optional
+        Bytes that the output may have.
+    """
+
+    choices: Sequence[Choice]
+    file_type: int
+    ftype: FileType
+    error: float | None = None
+    limit: int | None = None
+
+
+def decide(model: Input, ftype: FileType | str | int | None, options: Options, importance: Importance) -> Decision:
+    """Give every tensor its type by the mix's rules; without a mix, by one that a search begins from."""
+    sources = list(model.sources.values())
+    copied = isinstance(ftype, str) and ftype.upper() == "COPY"
+    mix = FileType.F32 if copied else FileType.Q4_K_M if ftype is None else FileType.parse(ftype)
+    choices = choose(sources, model.facts, options.request(mix, importance), keep_order=options.keep_split)
+    if not copied:
+        return Decision(choices, mix, mix)
+    return _as_declared(
+        model, [c._replace(qtype=c.source, wanted=None, kept="copied", needs_imatrix=False) for c in choices]
+    )
+
+
+def _as_declared(model: Input, choices: Sequence[Choice]) -> Decision:
+    """A decision that changes no type, so that the file stays what it says it is."""
+    file_type = declared_or_guessed(model.files)
+    known = file_type & ~GUESSED
+    return Decision(choices, file_type, FileType(known) if known in set(FileType) else FileType.F32)
+
+
+def search(
+    model: Input, decision: Decision, options: Options, importance: Importance, threads: int, *, split: bool
+) -> Decision:
+    """Replace a mix's choices by the best ones whose file keeps within the size asked for."""
+    target_size = size_of("target_size", options.target_size)
+    free = _free(decision.choices, options.request(decision.ftype, importance))
+    fixed = {c.name for c in decision.choices} - {c.name for c in free}
+    # Everything but the free tensors' bytes: header, padding, and the tensors whose types are settled.
+    writer = writer_of(model, decision, options, importance, os.devnull, split=split, sync=False)
+    _plan(model, decision, writer, dict.fromkeys((c.name for c in _changed(decision)), bytes), split=split)
+    rest = sum(
+        len(file.header) + sum(padded(e.nbytes, writer.alignment) for e in file.entries if e.name in fixed)
+        for file in writer.plan()
+    )
+    tensors = {c.name: model.sources[c.name].tensor for c in free}
+    weights = {c.name: weights_of(model, c, importance) for c in free}
+    measured = budget.measure(free, tensors, weights, writer.alignment, threads)
+    try:
+        chosen = budget.assign(measured, max(target_size - rest, 0))
+    except ValueError as error:
         raise ValueError(
-            f"{ftype} and target_size (--target-size) contradict each other: a mix settles the types, a size searches "
-            "for them; give one of them"
-        )
-    if target_size is not None and "pure" in types:
-        raise ValueError("pure (--pure) gives every tensor a mix's type; target_size (--target-size) has no mix")
-    if isinstance(ftype, str) and ftype.upper() == "COPY" and types:
-        raise ValueError(f"COPY keeps every type, which {' and '.join(types)} would change")
+            f"nothing fits into {target_size} bytes: header and other tensors need {rest}, and {error}"
+        ) from None
+    choices = [
+        c._replace(qtype=chosen[c.name], wanted=None, needs_imatrix=False) if c.name in chosen else c
+        for c in decision.choices
+    ]
+    errors = {m.name: m.errors for m in measured}
+    if all(c.qtype == c.source for c in choices):
+        found = _as_declared(model, choices)
+    else:
+        mix = heaviest_mix(choices)
+        found = Decision(choices, mix, mix)
+    return replace(found, error=sum(errors[name][qtype] for name, qtype in chosen.items()), limit=target_size)
 
 
-class _Source(NamedTuple):
-    """A tensor of the input under its name in the output."""
-
-    name: str
-    tensor: Tensor
-    shard: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.tensor.shape
-
-    @property
-    def qtype(self) -> QType | int:
-        return self.tensor.qtype
+def _free(choices: Sequence[Choice], request: Request) -> list[Choice]:
+    """The tensors whose types a search may choose: not those that are kept, empty, or asked for by name."""
+    tied = all(c.name != "output.weight" for c in choices)  # the embeddings are the output then
+    asked = {"output.weight", *(EMBEDDINGS if tied else ())} if request.output_type is not None else set()
+    asked.update(EMBEDDINGS if request.embedding_type is not None else ())
+    patterns = [pattern for pattern, _ in request.patterns()]
+    return [
+        c for c in choices if not (c.kept or 0 in c.shape or c.name in asked or any(p.search(c.name) for p in patterns))
+    ]
 
 
-class _Job:
-    """One requantization: the tensors, what each becomes, and the writing."""
+def weights_of(model: Input, c: Choice, importance: Importance) -> npt.NDArray[np.float32] | None:
+    """The importance of a tensor's columns, by the name it has in the input."""
+    return importance.columns(model.sources[c.name].tensor.name, c.shape)
 
-    def __init__(
-        self, files: Sequence[GGUFFile], importance: Importance, overrides: Sequence[Override], prune: Sequence[int]
-    ) -> None:
-        self.files = files
-        self.importance = importance
-        self.overrides = overrides
-        self.facts = ModelFacts.known({**files[0].metadata, **{o.key: o.value for o in overrides}})
-        if prune and not self.facts.n_layer:
-            raise ValueError("blocks can't be pruned: the file doesn't count a model's blocks")
-        self.sources, self.n_layer = _pruned(
-            [_Source(name, t, n) for n, f in enumerate(files) for name, t in f.tensors.items()], prune
-        )
-        self.ftype = FileType.F32
-        self.file_type = 0  # what the output's metadata says
-        self.error: float | None = None
-        self.limit: int | None = None
-        self.inputs = [f.path for f in files] + [file for file in (importance.file,) if file is not None]
 
-    # --- choosing ----------------------------------------------------------------------------------------------------
+def inputs_of(model: Input, importance: Importance) -> list[str]:
+    """The files that are read, which the output must not be."""
+    return [f.path for f in model.files] + [file for file in (importance.file,) if file is not None]
 
-    def choose(self, ftype: FileType | str | int | None, request: Request, *, keep_order: bool) -> None:
-        if keep_order:
-            self.sources.sort(key=lambda s: (s.shard, s.tensor.offset))
-        if isinstance(ftype, str) and ftype.upper() == "COPY":
-            choices = choose(self.sources, self.facts, request, keep_order=keep_order)
-            self.choices = [
-                c._replace(qtype=c.source, wanted=None, kept="copied", needs_imatrix=False) for c in choices
-            ]
-            self.file_type = declared_or_guessed(self.files)
-            self.ftype = FileType(known) if (known := self.file_type & ~GUESSED) in set(FileType) else FileType.F32
+
+def report_of(model: Input, decision: Decision, importance: Importance) -> Report:
+    """What is to be told of a decision."""
+    after = sum(
+        nbytes(c.shape, c.qtype) if isinstance(c.qtype, QType) else model.sources[c.name].tensor.nbytes
+        for c in decision.choices
+    )
+    weighed = None
+    if importance.given:
+        blocks = made_blocks(decision.choices)
+        weighed = (len(blocks) - len(lacks_importance(model, blocks, importance)), len(blocks))
+    return Report(
+        decision.ftype,
+        tuple(decision.choices),
+        sum(s.tensor.nbytes for s in model.sources.values()),
+        after,
+        error=decision.error,
+        weighed=weighed,
+        described=model.facts.n_layer > 0,
+    )
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def writer_of(
+    model: Input,
+    decision: Decision,
+    options: Options,
+    importance: Importance,
+    output: str | os.PathLike[str],
+    *,
+    split: bool,
+    sync: bool,
+    progress: Progress | None = None,
+) -> Writer:
+    """A writer that has the output's metadata."""
+    first = model.files[0]
+    writer = Writer(
+        output,
+        byteorder=first.byte_order,
+        split_always=split,
+        split_first_empty=split and next(iter(model.sources.values())).shard > 0,
+        inputs=inputs_of(model, importance),
+        sync=sync,
+        progress=progress,
+    )
+    fill_metadata(
+        writer,
+        first.metadata,
+        file_type=decision.file_type,
+        overrides=options.override_kv,
+        importance=importance,
+        block_count=None if model.n_layer is None else (f"{model.facts.arch}.block_count", model.n_layer),
+    )
+    return writer
+
+
+def _changed(decision: Decision) -> list[Choice]:
+    return [c for c in decision.choices if c.qtype != c.source]
+
+
+def _plan(model: Input, decision: Decision, writer: Writer, made: dict[str, Any], *, split: bool) -> None:
+    """Add the tensors to a writer: those in `made` from there, the others as they are stored."""
+    shard = 0
+    for c in decision.choices:
+        source = model.sources[c.name]
+        if split and source.shard != shard:
+            writer.new_shard()
+            shard = source.shard
+        if c.name in made:
+            writer.add(c.name, made[c.name], shape=c.shape, qtype=QType(c.qtype))
         else:
-            self.file_type = self.ftype = FileType.Q4_K_M if ftype is None else FileType.parse(ftype)
-            self.choices = choose(self.sources, self.facts, replace(request, ftype=self.ftype), keep_order=keep_order)
-        self.request = request
-        self.by_name = {s.name: s for s in self.sources}
+            writer.add(c.name, source.tensor)
 
-    def search(self, target_size: int, threads: int, *, split: bool) -> None:
-        """Replace the mix's choices by the best ones whose file keeps within `target_size` bytes."""
-        patterns = [pattern for pattern, _ in self.request.patterns()]
-        tied = "output.weight" not in self.by_name  # the embeddings are the output then
-        asked = {"output.weight", *(EMBEDDINGS if tied else ())} if self.request.output_type is not None else set()
-        asked.update(EMBEDDINGS if self.request.embedding_type is not None else ())
-        free = [
-            c
-            for c in self.choices
-            if not (c.kept or 0 in c.shape or c.name in asked or any(p.search(c.name) for p in patterns))
-        ]
-        fixed = {c.name for c in self.choices} - {c.name for c in free}
-        # Everything but the free tensors' bytes: header, padding, and the tensors whose types are settled.
-        writer = self.writer(os.devnull, split=split, sync=False, progress=None)
-        shard = 0
-        for c in self.choices:
-            if split and self.by_name[c.name].shard != shard:
-                writer.new_shard()
-                shard = self.by_name[c.name].shard
-            if c.qtype == c.source:
-                writer.add(c.name, self.by_name[c.name].tensor)
-            else:
-                writer.add(c.name, bytes, shape=c.shape, qtype=QType(c.qtype))
-        rest = sum(
-            len(file.header) + sum(padded(e.nbytes, writer.alignment) for e in file.entries if e.name in fixed)
-            for file in writer.plan()
+
+def write(
+    model: Input, decision: Decision, importance: Importance, writer: Writer, threads: int, *, split: bool
+) -> list[str]:
+    """Quantize and write, a few slabs ahead; returns the paths."""
+    overflows: Counter[str] = Counter()  # of each tensor: the user hears of it once, not for every slab
+    slabs = {
+        c.name: list(cut(c.name, model.sources[c.name].tensor, QType(c.qtype), weights_of(model, c, importance)))
+        for c in _changed(decision)
+    }
+    results = ordered(quantized, (slab for part in slabs.values() for slab in part), threads)
+    made = {name: partial(taken, results, len(part), name, overflows) for name, part in slabs.items()}
+    _plan(model, decision, writer, made, split=split)
+    planned = sum(
+        len(file.header) + sum(padded(e.nbytes, writer.alignment) for e in file.entries) for file in writer.plan()
+    )
+    if decision.limit is not None and planned > decision.limit:
+        raise GGUFError(f"{writer.path}: {planned} bytes are planned, {decision.limit} were allowed")
+    try:
+        paths = writer.close()
+    finally:
+        results.close()
+    if overflows:
+        worst = ", ".join(f"{n} in {name!r}" for name, n in overflows.most_common(3))
+        warnings.warn(
+            f"{sum(overflows.values())} scales or values overflow half precision and become infinite ({worst})",
+            GGUFWarning,
+            stacklevel=3,
         )
-        tensors = {c.name: self.by_name[c.name].tensor for c in free}
-        weights = {c.name: self.weights_of(c) for c in free}
-        measured = budget.measure(free, tensors, weights, writer.alignment, threads)
-        try:
-            chosen = budget.assign(measured, max(target_size - rest, 0))
-        except ValueError as error:
-            raise ValueError(
-                f"nothing fits into {target_size} bytes: header and other tensors need {rest}, and {error}"
-            ) from None
-        self.choices = [
-            c._replace(qtype=chosen[c.name], wanted=None, needs_imatrix=False) if c.name in chosen else c
-            for c in self.choices
-        ]
-        errors = {m.name: m.errors for m in measured}
-        self.error = sum(errors[name][qtype] for name, qtype in chosen.items())
-        if all(c.qtype == c.source for c in self.choices):
-            self.file_type = declared_or_guessed(self.files)
-            self.ftype = FileType(known) if (known := self.file_type & ~GUESSED) in set(FileType) else FileType.F32
-        else:
-            self.file_type = self.ftype = heaviest_mix(self.choices)
-        self.limit = target_size
-
-    def weights_of(self, c: Choice) -> npt.NDArray[np.float32] | None:
-        return self.importance.columns(self.by_name[c.name].tensor.name, c.shape)
-
-    def check(self, allow_requantize: bool) -> None:
-        """Refuse before any work what would fail or do harm in the middle of it."""
-        for c in self.choices:
-            if c.qtype == c.source:
-                continue
-            if not isinstance(c.source, QType) or not (c.source.is_quantized or c.source in FLOATS):
-                raise GGUFError(f"tensor {c.name!r}: {type_name(c.source)} values can't become {type_name(c.qtype)}")
-            if c.source.is_quantized and c.qtype is not QType.F32 and not allow_requantize:
-                raise GGUFError(
-                    f"tensor {c.name!r} is quantized already ({c.source.name}): making it {type_name(c.qtype)} adds "
-                    "error to error; allow_requantize (--allow-requantize) does it all the same"
-                )
-            if c.shape[-1] % QType(c.qtype).block_size:
-                raise GGUFError(f"tensor {c.name!r}: rows of {c.shape[-1]} values can't be {type_name(c.qtype)}")
-
-        self.check_importance()
-
-    def check_importance(self) -> None:
-        """Refuse an importance matrix of another model, and types that can't do without where it has no entry."""
-        quantized = self.quantized()
-        missing = [c for c in quantized if not self.importance.has(self.by_name[c.name].tensor.name, c.shape)]
-        if self.importance.given and quantized and len(missing) == len(quantized):
-            missing.sort(key=lambda c: block_number(c.name) < 0)
-            own = ", ".join(map(repr, list(self.importance.weights)[:3])) or "none at all"
-            raise GGUFError(
-                f"{self.importance.file or 'the importance matrix'} has entries for 0 of {len(quantized)} tensors that "
-                f"are quantized: {', '.join(repr(c.name) for c in missing[:3])} ... were expected, it has {own}"
-                + (" ..." if len(self.importance.weights) > 3 else "")
-            )
-        # llama-quantize lets the embeddings and the output pass here, and ggml then aborts on some types.
-        lacking = [c for c in missing if c.needs_imatrix or c.qtype in NEEDS_IMATRIX]
-        if len(lacking) == 1:
-            raise GGUFError(
-                f"tensor {lacking[0].name!r}: {type_name(lacking[0].qtype)} needs an importance matrix, and there is "
-                "none for it"
-            )
-        if lacking:
-            types = " and ".join(sorted({type_name(c.qtype) for c in lacking}))
-            raise GGUFError(
-                f"{types} {'need' if ' and ' in types else 'needs'} an importance matrix, and there is none for "
-                f"{len(lacking)} tensors: {grouped(c.name for c in lacking)}"
-            )
-
-    def quantized(self) -> list[Choice]:
-        """The tensors that are made packed blocks of, which an importance matrix can serve."""
-        return [c for c in self.choices if c.qtype != c.source and isinstance(c.qtype, QType) and c.qtype.is_quantized]
-
-    def warn_of_missing(self, whole: Importance) -> None:
-        """Warn where an importance matrix, before any of it is left out, lacks tensors.
-
-        The embeddings and the output don't count: they are rarely in one.
-        """
-        if not whole.given:
-            return
-        quantized = [c for c in self.quantized() if c.name != "output.weight" and c.name not in EMBEDDINGS]
-        missing = [c for c in quantized if not whole.has(self.by_name[c.name].tensor.name, c.shape)]
-        if missing:
-            warnings.warn(
-                f"the importance matrix has entries for {len(quantized) - len(missing)} of {len(quantized)} tensors; "
-                f"none for {', '.join(repr(c.name) for c in missing[:3])}{' ...' if len(missing) > 3 else ''}",
-                GGUFWarning,
-                stacklevel=3,
-            )
-
-    def report(self) -> Report:
-        before = sum(s.tensor.nbytes for s in self.sources)
-        after = sum(
-            nbytes(c.shape, c.qtype) if isinstance(c.qtype, QType) else self.by_name[c.name].tensor.nbytes
-            for c in self.choices
-        )
-        weighed = None
-        if self.importance.given:
-            quantized = self.quantized()
-            have = sum(self.importance.has(self.by_name[c.name].tensor.name, c.shape) for c in quantized)
-            weighed = (have, len(quantized))
-        return Report(
-            self.ftype,
-            tuple(self.choices),
-            before,
-            after,
-            error=self.error,
-            weighed=weighed,
-            described=self.facts.n_layer > 0,
-        )
-
-    # --- writing -----------------------------------------------------------------------------------------------------
-
-    def writer(self, output: str | os.PathLike[str], *, split: bool, sync: bool, progress: Progress | None) -> Writer:
-        """A writer that has the output's metadata."""
-        first = self.files[0]
-        writer = Writer(
-            output,
-            byteorder=first.byte_order,
-            split_always=split,
-            split_first_empty=split and self.sources[0].shard > 0,
-            inputs=self.inputs,
-            sync=sync,
-            progress=progress,
-        )
-        fill_metadata(
-            writer,
-            first.metadata,
-            file_type=self.file_type,
-            overrides=self.overrides,
-            importance=self.importance,
-            block_count=None if self.n_layer is None else (f"{self.facts.arch}.block_count", self.n_layer),
-        )
-        return writer
-
-    def write(
-        self, output: str | os.PathLike[str], threads: int, *, split: bool, sync: bool, progress: Progress | None
-    ) -> list[str]:
-        writer = self.writer(output, split=split, sync=sync, progress=progress)
-        overflows: Counter[str] = Counter()  # of each tensor: the user hears of it once, not for every slab
-
-        slabs = {
-            c.name: list(cut(c.name, self.by_name[c.name].tensor, QType(c.qtype), self.weights_of(c)))
-            for c in self.choices
-            if c.qtype != c.source
-        }
-        results = ordered(quantized, (slab for part in slabs.values() for slab in part), threads)
-        shard = 0
-        for c in self.choices:
-            source = self.by_name[c.name]
-            if split and source.shard != shard:
-                writer.new_shard()
-                shard = source.shard
-            if c.name in slabs:
-                count = len(slabs[c.name])
-                writer.add(
-                    c.name, partial(taken, results, count, c.name, overflows), shape=c.shape, qtype=QType(c.qtype)
-                )
-            else:
-                writer.add(c.name, source.tensor)
-        planned = sum(
-            len(file.header) + sum(padded(e.nbytes, writer.alignment) for e in file.entries) for file in writer.plan()
-        )
-        if self.limit is not None and planned > self.limit:
-            raise GGUFError(f"{os.fsdecode(output)}: {planned} bytes are planned, {self.limit} were allowed")
-        try:
-            paths = writer.close()
-        finally:
-            results.close()
-        if overflows:
-            worst = ", ".join(f"{n} in {name!r}" for name, n in overflows.most_common(3))
-            warnings.warn(
-                f"{sum(overflows.values())} scales or values overflow half precision and become infinite ({worst})",
-                GGUFWarning,
-                stacklevel=3,
-            )
-        return paths
-
-
-def _pruned(sources: list[_Source], prune: Sequence[int]) -> tuple[list[_Source], int | None]:
-    """The tensors without those of pruned blocks, the blocks behind renumbered; and how many blocks remain."""
-    if not prune:
-        return sources, None
-    blocks = sorted({int(m[1]) for s in sources if (m := _ANY_BLOCK.search(s.name))})
-    missing = sorted(set(prune) - set(blocks))
-    if missing:
-        raise ValueError(f"blocks {missing} to prune aren't there; the model has {len(blocks)} blocks")
-    numbers = {old: new for new, old in enumerate(b for b in blocks if b not in set(prune))}
-    kept = []
-    for s in sources:
-        match = _ANY_BLOCK.search(s.name)
-        if match is None:
-            kept.append(s)
-        elif int(match[1]) in numbers:
-            name = f"{s.name[: match.start(1)]}{numbers[int(match[1])]}{s.name[match.end(1) :]}"
-            kept.append(s._replace(name=name))
-    return kept, len(numbers)
-
-
-_ANY_BLOCK = re.compile(r"blk\.(\d{1,9})\.")
+    return paths

@@ -15,7 +15,7 @@ from ggufx import GGUFError, GGUFWarning, QType
 from ggufx.formats.file_types import FileType
 from ggufx.imatrix import Entry, ImportanceMatrix
 from ggufx.model.hyperparameters import ModelFacts
-from ggufx.requantize import requantize
+from ggufx.requantize import Options, requantize
 from ggufx.requantize.choices import Request, choose
 from ggufx.requantize.importance import Importance
 from ggufx.requantize.metadata import Override
@@ -187,6 +187,18 @@ def test_options_reach_the_recipe(model: Path, tmp_path: Path) -> None:
     for option in ("pure", "leave_output"):
         requantize(model, tmp_path / "out.gguf", "Q4_K_M", sync=False, **{option: True})
         assert contents(tmp_path / "out.gguf") == expected(model, "Q4_K_M", **{option: True})
+
+
+def test_options_by_name_go_over_those_given_together(model: Path, tmp_path: Path) -> None:
+    options = Options(tensor_types=[("attn_q", QType.Q8_0)], pure=True)
+    requantize(model, tmp_path / "a.gguf", "Q4_0", options=options, sync=False)
+    requantize(model, tmp_path / "b.gguf", "Q4_0", tensor_types=[("attn_q", QType.Q8_0)], pure=True, sync=False)
+    assert contents(tmp_path / "a.gguf") == contents(tmp_path / "b.gguf")
+    requantize(model, tmp_path / "c.gguf", "Q4_0", options=options, tensor_types=(), sync=False)
+    assert contents(tmp_path / "c.gguf")["blk.0.attn_q.weight"][0] == "Q4_0"
+    assert options.tensor_types  # the caller's options stay as they are
+    with pytest.raises(TypeError, match="imatrx"):
+        requantize(model, tmp_path / "c.gguf", "Q4_0", imatrx={})
 
 
 def test_quantized_tensors_need_leave_and_are_told(tmp_path: Path) -> None:
@@ -771,7 +783,7 @@ def test_memory_stays_at_some_slabs(tmp_path: Path) -> None:
             w.add(f"blk.0.{n}.weight", ones, shape=(4000, 1000), qtype="f16")
     code = """
 import resource, sys
-from ggufx.requantize import requantize
+from ggufx.requantize import Options, requantize
 import ggufx.codec.encode, ggufx.codec.decode
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 requantize(sys.argv[1], sys.argv[2], "F32", threads=2, sync=False)
