@@ -6,14 +6,14 @@ import os
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from contextlib import suppress
 from html import escape
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from ..errors import UnknownNameError
 from ..formats.tensor_types import QType
 from .header import read_header
 from .index import Header, Limits, NeedMore, Problem, TensorTable
 from .metadata import Metadata
-from .sources import FileSource, MapSource, Source
+from .sources import MapSource, Source, local_source
 from .tensor import Tensor
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GGUFFile", "TensorMap", "open", "read_file"]
 
-Mode = Literal["r", "c", "read"]
+Mode = Literal["r", "c", "read", "auto"]
 
 
 class TensorMap(Mapping[str, Tensor]):
@@ -286,9 +286,10 @@ def open(
     path : path-like, URL or binary file object
         A regular file, of any GGUF version (1, 2, 3) and byte order; a URL that fsspec knows (``https://``, ``s3://``
         ...), of which only what is asked for is fetched; or a seekable file object, read from where it begins.
-    mode : {"r", "c", "read"}
+    mode : {"r", "c", "read", "auto"}
         ``"r"`` maps the file read-only; ``"c"`` maps it copy-on-write, so that arrays are writable and nothing written
-        reaches the file; ``"read"`` maps nothing: each access reads into fresh memory.
+        reaches the file; ``"read"`` maps nothing: each access reads into fresh memory. ``"auto"`` is ``"read"`` on
+        file systems whose files change under readers (of networks, of programs in user space), else ``"r"``.
     strict : bool
         Refuse a file in which a tensor lies outside the file, overlaps another or is there twice. With ``False``
         such faults are listed in :attr:`GGUFFile.problems`, and reading a faulty tensor raises.
@@ -323,13 +324,13 @@ def open(
     >>> with ggufx.open("model.gguf") as f:  # doctest: +SKIP
     ...     weights = f["blk.0.ffn_down.weight"].dequantize()
     """
-    if mode not in ("r", "c", "read"):
+    if mode not in get_args(Mode):
         hint = ""
         if mode in ("rb", "br", "rt"):
             hint = "; ggufx.open isn't Python's: it maps the file to read it, so leave the mode out"
         elif isinstance(mode, str) and set(mode) & set("wax+"):
             hint = "; files are only read here: ggufx.write makes one, ggufx.edit changes metadata"
-        raise ValueError(f"mode should be 'r', 'c' or 'read', not {mode!r}{hint}")
+        raise ValueError(f"mode should be 'r', 'c', 'read' or 'auto', not {mode!r}{hint}")
     if not 1 <= max_nesting <= 64:
         raise ValueError(f"max_nesting should be 1 to 64, not {max_nesting}")
     limits = Limits(max_header_bytes, max_tensors, max_nesting, max_array_elements)
@@ -350,12 +351,7 @@ def open(
         name = os.fsdecode(path)
 
     def open_one(name: str) -> GGUFFile:
-        if opener is not None:
-            source = opener.source(name)
-        elif mode == "read":
-            source = FileSource(name, name)
-        else:
-            source = MapSource(name, name, private=mode == "c")
+        source = local_source(name, name, mode) if opener is None else opener.source(name)
         return read_file(source.label, source, limits, strict)
 
     first = open_one(name)

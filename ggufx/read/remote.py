@@ -24,7 +24,7 @@ import numpy as np
 
 from ..codec.threads import run
 from ..errors import GGUFError
-from .sources import FileSource, MapSource, PieceSource, Source
+from .sources import PieceSource, Source, local_source
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -212,9 +212,7 @@ class RemoteOpener:
         return RemoteSource(self._system, path, label, size)
 
     def _local(self, path: str, label: str) -> Source:
-        if self._mode == "read":
-            return FileSource(path, label)
-        return MapSource(path, label, private=self._mode == "c")
+        return local_source(path, label, self._mode)
 
     def _size(self, path: str, label: str) -> int | None:
         info = persistently(lambda: self._system.info(path), label, "asking for the file's size")

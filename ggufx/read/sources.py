@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 import numpy as np
 
 from ..errors import GGUFError, naming
+from .filesystems import changes_under_readers
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 Hint = Literal["normal", "sequential", "random", "willneed", "dontneed"]
 
-__all__ = ["FileSource", "Hint", "MapSource", "PieceSource", "Source", "open_regular"]
+__all__ = ["FileSource", "Hint", "MapSource", "PieceSource", "Source", "local_source", "open_regular"]
 
 
 class Source(ABC):
@@ -243,6 +244,13 @@ class MapSource(Source):
         """Drop this reference to the map."""
         self._map = None
         self._bytes = None
+
+
+def local_source(path: str, label: str, mode: str) -> Source:
+    """Open a local file in one of the modes of :func:`ggufx.open`."""
+    if mode == "read" or (mode == "auto" and changes_under_readers(path)):
+        return FileSource(path, label)
+    return MapSource(path, label, private=mode == "c")
 
 
 class PieceSource(Source):

@@ -78,7 +78,8 @@ def test_html_of_a_file(f, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mode", "hint"), [("rb", "isn't Python's"), ("w", "ggufx.write makes one"), ("z", "'r', 'c' or 'read', not 'z'$")]
+    ("mode", "hint"),
+    [("rb", "isn't Python's"), ("w", "ggufx.write makes one"), ("z", "'r', 'c', 'read' or 'auto', not 'z'$")],
 )
 def test_modes_of_python_are_explained(mode, hint):
     with pytest.raises(ValueError, match=hint):
