@@ -24,7 +24,7 @@ INLINE void decode_iq1_m(const block_iq1_m *b, sink y) {
         store_wide(i + 16 * side, load_sixteen(b->qs + 16 * side), field_of_sixteen(n, 0, 7));
         store_bytes(offsets + 16 * side, field_of_sixteen(n, 1, 4));
     }
-    for (int k = 0; k < 8; k++) {
+    PARTS(8) for (int k = 0; k < 8; k++) {
         const unsigned scales = s >> (k / 2 * 16 + k % 2 * 6) & 63;
         const bytes codes =
             join8(iq1s_codes[i[4 * k]], iq1s_codes[i[4 * k + 1]], iq1s_codes[i[4 * k + 2]], iq1s_codes[i[4 * k + 3]]);

@@ -12,7 +12,7 @@ INLINE int finite_iq1_s(const block_iq1_s *b) { return half_is_finite(b->d); }
 
 INLINE void decode_iq1_s(const block_iq1_s *b, sink y) {
     const float d = half_at(y, b->d) * 0.125f; /* levels are in eighths; powers of two are exact here */
-    for (int k = 0; k < 8; k++) {
+    PARTS(8) for (int k = 0; k < 8; k++) {
         const uint8_t *const q = b->qs + 4 * k;
         const unsigned h = u16_at(b->qh + 2 * k);
         const bytes codes = join8(iq1s_codes[q[0] | (h << 8 & 1792)], iq1s_codes[q[1] | (h << 5 & 1792)],

@@ -13,7 +13,7 @@ INLINE int finite_iq2_s(const block_iq2_s *b) { return half_is_finite(b->d); }
 INLINE void decode_iq2_s(const block_iq2_s *b, sink y) {
     float d[16]; /* of the even sub-blocks, then of the odd ones */
     store_odd_scales(d, b->scales, half_at(y, b->d));
-    for (int k = 0; k < 8; k++) {
+    PARTS(8) for (int k = 0; k < 8; k++) {
         const uint8_t *const q = b->qs + 4 * k;
         const unsigned h = b->qh[k];
         const bytes codes = join8(iq2s_codes[q[0] | (h << 8 & 768)], iq2s_codes[q[1] | (h << 6 & 768)],

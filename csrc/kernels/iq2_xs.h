@@ -13,7 +13,7 @@ INLINE int finite_iq2_xs(const block_iq2_xs *b) { return half_is_finite(b->d); }
 INLINE void decode_iq2_xs(const block_iq2_xs *b, sink y) {
     float d[16]; /* of the even sub-blocks, then of the odd ones */
     store_odd_scales(d, b->scales, half_at(y, b->d));
-    for (int k = 0; k < 8; k++) {
+    PARTS(8) for (int k = 0; k < 8; k++) {
         const uint64_t q = u64_at(b->qs + 8 * k);
         const unsigned s = q & 0xFFFF, t = q >> 16 & 0xFFFF, u = q >> 32 & 0xFFFF, v = (unsigned)(q >> 48);
         const bytes codes =

@@ -13,7 +13,7 @@ INLINE int finite_iq2_xxs(const block_iq2_xxs *b) { return half_is_finite(b->d);
 INLINE void decode_iq2_xxs(const block_iq2_xxs *b, sink y) {
     const float d =
         half_at(y, b->d) * 0.125f; /* (0.5 + scale) / 4 is (2 * scale + 1) / 8; powers of two are exact here */
-    for (int k = 0; k < 8; k++) {
+    PARTS(8) for (int k = 0; k < 8; k++) {
         const uint8_t *const q = b->qs + 8 * k;
         const uint32_t s = u32_at(q + 4);
         const bytes codes = join8(iq2xxs_codes[q[0]], iq2xxs_codes[q[1]], iq2xxs_codes[q[2]], iq2xxs_codes[q[3]]);

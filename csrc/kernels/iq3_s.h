@@ -16,7 +16,7 @@ INLINE void decode_iq3_s(const block_iq3_s *b, sink y) {
     const sixteen odd =
         combine(from_words((uint64_t)(s << 1 & 2 * nibble) | (uint64_t)(s >> 3 & 2 * nibble) << 32, 0), every_one(), 0);
     store_unsigned(d, odd, half_at(y, b->d), 0);
-    for (int k = 0; k < 8; k++) {
+    PARTS(8) for (int k = 0; k < 8; k++) {
         const uint64_t i = four_of_nine_bits(u32_at(b->qs + 8 * k), b->qh[k]);
         const uint64_t j = four_of_nine_bits(u32_at(b->qs + 8 * k + 4), b->qh[k] >> 4);
         const bytes codes =

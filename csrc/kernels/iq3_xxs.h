@@ -13,7 +13,7 @@ INLINE int finite_iq3_xxs(const block_iq3_xxs *b) { return half_is_finite(b->d);
 INLINE void decode_iq3_xxs(const block_iq3_xxs *b, sink y) {
     const float d =
         half_at(y, b->d) * 0.25f; /* (0.5 + scale) / 2 is (2 * scale + 1) / 4; powers of two are exact here */
-    for (int k = 0; k < 8; k++) {
+    PARTS(8) for (int k = 0; k < 8; k++) {
         const uint8_t *const q = b->qs + 8 * k;
         const uint32_t s = u32_at(b->signs + 4 * k);
         const bytes codes = join4(iq3xxs_codes[q[0]], iq3xxs_codes[q[1]], iq3xxs_codes[q[2]], iq3xxs_codes[q[3]],

@@ -11,7 +11,7 @@ typedef struct {
 INLINE int finite_nvfp4(const block_nvfp4 *b) { return (void)b, 1; }
 
 INLINE void decode_nvfp4(const block_nvfp4 *b, sink y) {
-    for (int k = 0; k < 2; k++) {
+    PARTS(2) for (int k = 0; k < 2; k++) {
         const float d = float_at(&ue4m3_half_bits[b->d[2 * k]]), e = float_at(&ue4m3_half_bits[b->d[2 * k + 1]]);
         scaled(y, 32 * k, lookup(kvalues_mxfp4, nibbles_by_eight(b->qs + 16 * k)), pair(d, e));
     }

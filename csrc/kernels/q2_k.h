@@ -32,7 +32,7 @@ INLINE void decode_q2_k(const block_q2_k *b, sink y) {
     two_halves_at(y, b->d, &scale, &min);
     store_unsigned(d, field_of_sixteen(s, 0, 15), scale, scale);
     store_unsigned(m, field_of_sixteen(s, 4, 15), -min, -min);
-    for (int half = 0; half < 2; half++) {
+    PARTS(2) for (int half = 0; half < 2; half++) {
         const bytes q = load_bytes(b->qs + 32 * half);
         const int j = 8 * half;
         four_of_q2_k(y, 16 * j, field(q, 0, 3), field(q, 2, 3), d + j, m + j);

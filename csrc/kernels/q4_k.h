@@ -24,7 +24,7 @@ INLINE void decode_q4_k(const block_q4_k *b, sink y) {
     float d, dmin;
     two_halves_at(y, b->d, &d, &dmin);
     store_unsigned(s, scales_and_mins(b->scales), d, -dmin);
-    for (int k = 0; k < 4; k++) {
+    PARTS(4) for (int k = 0; k < 4; k++) {
         const uint8_t *const q = b->qs + 32 * k;
         const float *const t = s + 2 * k;
         if (y.dtype == GGUFX_F32) {

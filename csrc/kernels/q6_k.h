@@ -15,7 +15,7 @@ INLINE int finite_q6_k(const block_q6_k *b) { return half_is_finite(b->d); }
 INLINE void decode_q6_k(const block_q6_k *b, sink y) {
     float d[16];
     store_signed(d, load_sixteen(b->scales), half_at(y, b->d));
-    for (int half = 0; half < 2; half++) {
+    PARTS(2) for (int half = 0; half < 2; half++) {
         const bytes q = load_bytes(b->ql + 64 * half), r = load_bytes(b->ql + 64 * half + 32);
         const bytes h = load_bytes(b->qh + 32 * half);
         const float *const s = d + 8 * half;

@@ -13,7 +13,7 @@ INLINE int finite_q8_k(const block_q8_k *b) { return (void)b, 0; }
 
 INLINE void decode_q8_k(const block_q8_k *b, sink y) {
     const floats d = every(y.dtype == GGUFX_BF16 ? canonical(float_at(b->d)) : float_at(b->d));
-    for (int i = 0; i < 256; i += 32) scaled_bytes(y, i, b->qs + i, d);
+    PARTS(8) for (int i = 0; i < 256; i += 32) scaled_bytes(y, i, b->qs + i, d);
 }
 
 #endif

@@ -27,7 +27,7 @@ INLINE int finite_tq1_0(const block_tq1_0 *b) { return half_is_finite(b->d); }
 INLINE void decode_tq1_0(const block_tq1_0 *b, sink y) {
     const levels t = scaled_levels(y, tq1_0_values, 1, half_at(y, b->d));
     bytes v = minus(load_bytes(b->qs), 128);
-    for (int n = 0; n < 5; n++, v = thrice(v)) put_scaled(y, 32 * n, t, digit(v));
+    PARTS(5) for (int n = 0; n < 5; n++, v = thrice(v)) put_scaled(y, 32 * n, t, digit(v));
 
     /* The other sixteen bytes give five runs of sixteen, the four of qh the last sixteen values. */
     sixteen w[5] = {load_sixteen(b->qs + 32)};

@@ -12,7 +12,7 @@ INLINE int finite_tq2_0(const block_tq2_0 *b) { return half_is_finite(b->d); }
 
 INLINE void decode_tq2_0(const block_tq2_0 *b, sink y) {
     const levels t = scaled_levels(y, tq2_0_values, 1, half_at(y, b->d));
-    for (int half = 0; half < 2; half++) {
+    PARTS(2) for (int half = 0; half < 2; half++) {
         const bytes q = load_bytes(b->qs + 32 * half);
         put_scaled(y, 128 * half, t, field(q, 0, 3));
         put_scaled(y, 128 * half + 32, t, field(q, 2, 3));

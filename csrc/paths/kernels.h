@@ -1,6 +1,13 @@
 /* The body of every type, in the words of the lanes that came before. */
 #include "../lanes/emit.h"
 
+/* Before a kernel's loop over its n parts: unrolled where the including file says that it pays. */
+#ifdef PARTS_UNROLLED
+#define PARTS(n) UNROLL(n)
+#else
+#define PARTS(n)
+#endif
+
 /* Adding a type: its kernel here, and its row in types.def. */
 #include "../kernels/iq1_m.h"
 #include "../kernels/iq1_s.h"
