@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..errors import GGUFError
 from ..formats.tensor_types import QType, row_nbytes
 from . import dispatch
-from .arrays import check_layout, from_torch, is_torch, refuse_masked
+from .arrays import check_layout, from_torch, given_array, is_torch, refuse_masked
 from .decode import _source, dequantize, swap_bytes
 from .dtypes import is_bfloat16
 from .threads import check_environment, recent_thread_count, run, thread_count
@@ -352,7 +352,7 @@ def matmul_experts(
     _check_precision(precision)
     index = dispatch.resolve(path)
     rows, (count, n) = _packed_rows(stack, qtype, 3)
-    chosen = np.asarray(ids)
+    chosen = given_array(ids, "ids")
     if chosen.dtype.kind not in "iu" and chosen.size:
         raise TypeError(f"ids must be integers, not {chosen.dtype}")
     if chosen.ndim != 2:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..codec import decode, encode
+from ..codec.arrays import given_array
 from ..errors import GGUFError
 from ..formats.tensor_types import QType
 from ..gguf_names import headers
@@ -300,7 +301,7 @@ def _warns_at_most() -> bool:
 
 def _quantize_anew(array: Any, qtype: QType) -> npt.NDArray[np.uint8]:
     """Encode to a type that gguf can't encode."""
-    values = np.asarray(array)
+    values = given_array(array, "array")
     if values.dtype.kind not in "fiub" and values.dtype.name != "bfloat16":
         raise NotImplementedError(f"Quantization of {values.dtype} to {qtype.name} is not implemented")
     with np.errstate(all="ignore"):

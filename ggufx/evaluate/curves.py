@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..codec.arrays import given_array
 from ..codec.decode import dequantize
 from ..codec.encode import NEEDS_IMATRIX, QUANTIZABLE, quantize_quietly
 from ..codec.threads import run, thread_count
@@ -165,11 +166,11 @@ def curve(
         {QType.parse(t) for t in types} if types is not None else {t for t in QUANTIZABLE if t.is_quantized}
     )
     if not isinstance(source, str | os.PathLike):
-        x = np.asarray(source, np.float32)
+        x = given_array(source, "values", np.float32)
         if x.ndim < 1 or not x.size:
             raise ValueError(f"values of shape {x.shape}: rows were expected")
         weights = Weights("values", x.shape, "values", make=lambda: x)
-        importance = {} if imatrix is None else {"values": np.asarray(imatrix, np.float32)}
+        importance = {} if imatrix is None else {"values": given_array(imatrix, "imatrix", np.float32)}
         return _measure([weights], wanted, importance, sample, threads, progress)
     with open_side(source) as side:
         chosen = [
@@ -194,7 +195,7 @@ def _rows(weights: Weights, sample: int, importance: Any) -> tuple[Floats, Float
         raise GGUFError(f"tensor {weights.name!r} has values that aren't finite")
     if importance is None:
         return x, None
-    table = np.asarray(importance, np.float32).reshape(-1, weights.width)
+    table = given_array(importance, f"importance of {weights.name!r}", np.float32).reshape(-1, weights.width)
     each = weights.count // len(table)
     return x, table[chosen // max(1, each)]
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..codec.arrays import given_array
 from ..errors import GGUFError
 
 __all__ = ["Window", "as_tokens", "plan_windows"]
@@ -43,7 +44,7 @@ def as_tokens(tokens: npt.ArrayLike) -> Tokens:
     TypeError, ValueError
         If they aren't integers in one dimension, none of them negative.
     """
-    ids = np.asarray(tokens)
+    ids = given_array(tokens, "tokens")
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise TypeError(f"tokens should be integers in one dimension, not {ids.dtype} of shape {ids.shape}")
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < 1 << 31:

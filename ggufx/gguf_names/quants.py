@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..codec import decode, encode
+from ..codec.arrays import refuse_masked
 from ..formats.tensor_types import QType
 
 __all__ = ["QuantError", "dequantize", "quant_shape_from_byte_shape", "quant_shape_to_byte_shape", "quantize"]
@@ -114,6 +115,7 @@ def dequantize(data: npt.NDArray[Any], qtype: QType | int) -> npt.NDArray[np.flo
         If a row isn't whole blocks.
     """
     kind = _known(qtype, "Dequantization")
+    refuse_masked(data, "data")
     if kind is QType.F32:
         return data.view(np.float32)
     if kind is QType.F16:
@@ -146,6 +148,7 @@ def quantize(data: npt.NDArray[Any], qtype: QType | int) -> npt.NDArray[Any]:
         If a row isn't whole blocks.
     """
     kind = _known(qtype, "Quantization")
+    refuse_masked(data, "data")
     if kind is QType.F32:
         return data.astype(np.float32, copy=False)
     if kind is QType.F16:

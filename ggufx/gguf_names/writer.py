@@ -21,6 +21,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from ..codec.arrays import refuse_masked
 from ..errors import GGUFError
 from ..formats.tensor_types import QType, nbytes
 from ..formats.value_types import ValueType
@@ -509,6 +510,7 @@ def _raw(tensor: Any) -> memoryview:
     if not isinstance(tensor, np.ndarray):
         to_eager = getattr(type(tensor), "to_eager", None)
         tensor = to_eager(tensor) if to_eager is not None else np.asarray(tensor)
+    refuse_masked(tensor, "tensor")
     return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
 
 

@@ -9,13 +9,16 @@ from gguf_bytes import File
 from labelled import add
 
 import ggufx
-from ggufx import GGUFError, QType, dequantize, quant_error, quantize
+from ggufx import GGUFError, QType, dequantize, quant_error, quantize, quants
 from ggufx.codec.arrays import check_layout, given_array
 from ggufx.codec.quality import ErrorSums
+from ggufx.evaluate.curves import curve
+from ggufx.evaluate.windows import as_tokens
 from ggufx.imatrix import Accumulator, Entry, ImportanceMatrix
 from ggufx.requantize.importance import Importance
 
 ONES = np.ones((2, 32), np.float32)
+STACK = np.zeros((3, 4, 34), np.uint8)
 
 
 def hidden(values, n=1):
@@ -42,6 +45,14 @@ def hidden(values, n=1):
         ("activations of 'a'", lambda: Accumulator().add("a", hidden(ONES), experts=np.zeros(2, int), n_experts=1)),
         ("experts of 'a'", lambda: Accumulator().add("a", ONES, experts=hidden(np.zeros(2, int)), n_experts=1)),
         ("importance of 'a'", lambda: Importance.of({"a": hidden(ONES[0])}).columns("a", (5, 32))),
+        ("ids", lambda: ggufx.matmul_experts(ONES, STACK, hidden(np.zeros((2, 1), int)), qtype="Q8_0")),
+        ("x", lambda: ggufx.matmul(hidden(ONES), STACK[0], qtype="Q8_0")),
+        ("data", lambda: quants.quantize(hidden(ONES), QType.Q8_0)),
+        ("data", lambda: quants.quantize(hidden(ONES), QType.F32)),
+        ("data", lambda: quants.dequantize(hidden(np.zeros((1, 34), np.uint8)), QType.Q8_0)),
+        ("values", lambda: curve(hidden(ONES), types=["Q8_0"])),
+        ("imatrix", lambda: curve(ONES, types=["Q8_0"], imatrix=hidden(ONES[0]))),
+        ("tokens", lambda: as_tokens(hidden(np.zeros(4, int)))),
         ("tensor 't'", lambda: ggufx.write("never.gguf", {}, {"t": hidden(ONES)})),
     ],
 )
