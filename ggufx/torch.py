@@ -1,5 +1,6 @@
-"""Public path of :mod:`ggufx.integrations.torch`: tensors for PyTorch."""
+"""Public path of :mod:`ggufx.integrations.torch`: tensors and modules for PyTorch."""
 
 from .integrations.torch import load_file, safe_open, save_file, to_torch
+from .integrations.torch_modules import Embedding, Experts, Linear
 
-__all__ = ["load_file", "safe_open", "save_file", "to_torch"]
+__all__ = ["Embedding", "Experts", "Linear", "load_file", "safe_open", "save_file", "to_torch"]
