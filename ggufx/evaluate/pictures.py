@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def curve_figure(results: Results, theme_name: str) -> Any:
     found = results.get("curve")
     if not found or not found["points"]:
         return None
-    figure, theme = _figure(7.2, 4.8, theme_name)
+    figure, theme = _figure(8.4, 6.0, theme_name)
     axes = figure.subplots()
     colours = theme[3]
     points = found["points"]
@@ -63,6 +64,7 @@ def curve_figure(results: Results, theme_name: str) -> Any:
         axes.plot(
             *zip(*plain, strict=True), color=colours[2], marker=".", linewidth=1.2, label="plain absmax, 2 to 8 bits"
         )
+    shown: dict[str, Results] = {}  # each type is named once
     for with_importance, colour, mark, label in (
         (False, colours[0], "o", "types of ggml"),
         (True, colours[1], "^", "with an importance matrix"),
@@ -73,17 +75,36 @@ def curve_figure(results: Results, theme_name: str) -> Any:
             continue
         x, y = [p["bits"] for p in some], [p["relative_rmse"] for p in some]
         axes.scatter(x, y, s=22, color=colour, marker=mark, label=label, zorder=3)
-        for p in some:
-            note = p["type"] + ("" if p["tensors"] == most else "*")
-            axes.annotate(note, (p["bits"], p["relative_rmse"]), (4, 3), textcoords="offset points", fontsize=7,
-                          color=theme[1])  # fmt: skip
+        shown |= {p["type"]: p for p in some if p["type"] not in shown}
     axes.set_yscale("log")
     axes.set_xlabel("bits per weight")
     axes.set_ylabel("relative RMSE")
     axes.set_title("Error against bits per weight", fontsize=11)
     _dress(axes, theme)
     _legend(axes, theme)
+    _name_points(figure, axes, shown.values(), most, theme)
     return figure
+
+
+def _name_points(figure: Any, axes: Any, points: Iterable[Results], most: int, theme: tuple[Any, ...]) -> None:
+    """Write the types beside their points, each where no other is written."""
+    figure.canvas.draw()  # settles the axes' limits and places
+    points = list(points)
+    taken: list[tuple[float, float, float]] = []
+    for p in sorted(points, key=lambda p: (p["bits"], p["relative_rmse"])):
+        note = p["type"] + ("" if p["tensors"] == most else "*")
+        x, y = axes.transData.transform((p["bits"], p["relative_rmse"]))
+        width = 4.6 * len(note) * figure.dpi / 72
+        high = 8 * figure.dpi / 72
+        for steps in (0, -1, 1, -2, 2, -3, 3, -4, 4, -5, 5):
+            at = y + steps * high
+            if all(abs(at - b) >= high or x > a + w or a > x + width for a, b, w in taken):
+                break
+        taken.append((x, at, width))
+        place = 4, (at - y) * 72 / figure.dpi - 2
+        axes.annotate(
+            note, (p["bits"], p["relative_rmse"]), place, textcoords="offset points", fontsize=7, color=theme[1]
+        )
 
 
 def heat_figure(results: Results, theme_name: str) -> Any:
@@ -118,8 +139,7 @@ def heat_figure(results: Results, theme_name: str) -> Any:
         tables.append(table)
     every = np.concatenate([t[np.isfinite(t)] for t in tables])
     norm = LogNorm(float(every.min()), float(every.max()) * 1.0001)
-    colours = colormaps["viridis"].copy()
-    colours.set_bad(theme[2])
+    colours = colormaps["viridis"].with_extremes(bad=theme[2])
     image = None
     for k, panel in enumerate(panels.reshape(-1)):
         if k >= len(models):

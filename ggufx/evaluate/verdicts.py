@@ -89,7 +89,7 @@ def _blocks(c: TensorComparison, sums: Sums) -> None:
     wrong = [at for at, error in sums.unlike if error > WRONG_RATIO * median]
     if wrong and sums.many_unlike <= max(1.0, MOST_WRONG * sums.blocks):
         _say(c, wrong[0], sums.block, "wrong block", "the block is another one", len(wrong), "blocks")
-    elif sums.blocks_differ and sums.blocks_differ <= MOST_WRONG * sums.blocks:
+    elif c.type_a == c.type_b and sums.blocks_differ and sums.blocks_differ <= MOST_WRONG * sums.blocks:
         what = "the block differs, most others are equal"
         _say(c, sums.first_block, sums.block, "some blocks", what, sums.blocks_differ, "blocks", WARNING)
 
