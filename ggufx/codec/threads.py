@@ -102,17 +102,18 @@ def environment_limit() -> int | None:
     return int(limit)
 
 
-def start_threads(target: Callable[[], object], count: int) -> list[threading.Thread]:
-    """Start up to `count` threads; fewer where the system gives no more (a limit of processes or of memory)."""
-    started: list[threading.Thread] = []
+def start_threads(target: Callable[[], object], count: int, started: list[threading.Thread]) -> None:
+    """Start up to `count` threads; fewer where the system gives no more (a limit of processes or of memory).
+
+    They are appended to `started` one by one, so that an interrupt leaves none out.
+    """
     for i in range(1, count + 1):
-        thread = threading.Thread(target=target, name=f"ggufx-{i}", daemon=True)
+        started.append(threading.Thread(target=target, name=f"ggufx-{i}", daemon=True))
         try:
-            thread.start()
+            started[-1].start()
         except (RuntimeError, MemoryError, OSError):
-            break
-        started.append(thread)
-    return started
+            started.pop()
+            return
 
 
 _recent: tuple[float, str | None, int] = (0.0, None, 0)
@@ -145,9 +146,10 @@ def run(work: Callable[[T], object], items: Iterable[T], threads: int) -> None:
     todo: Iterator[T] = iter(list(items))
     lock = threading.Lock()
     errors: list[BaseException] = []
+    stopped = threading.Event()  # stays set: a thread that is late finds nothing to do
 
     def drain() -> None:
-        while not errors:
+        while not stopped.is_set():
             with lock:
                 item = next(todo, todo)
             if item is todo:
@@ -156,21 +158,24 @@ def run(work: Callable[[T], object], items: Iterable[T], threads: int) -> None:
                 work(item)  # type: ignore[arg-type]
             except BaseException as error:  # raised again in the calling thread
                 errors.append(error)
+                stopped.set()
 
     workers: list[threading.Thread] = []
     try:
-        workers = start_threads(drain, threads - 1)
+        start_threads(drain, threads - 1, workers)
         drain()
     except BaseException as error:  # an interrupt between two items
         errors.append(error)
-    for worker in workers:
-        while worker.is_alive():
-            try:
-                worker.join()
-            except (
-                BaseException
-            ) as error:  # an interrupt: the others stop at their next item, and may not be left behind
-                errors.append(error)
+        stopped.set()
+    while True:
+        try:
+            for worker in workers:
+                if worker.is_alive():
+                    worker.join()
+            break
+        except BaseException as error:  # another interrupt; nobody is left behind
+            errors.append(error)
+            stopped.set()
     if errors:
         first = errors[0]
         # Its traceback holds this frame and the workers', which would hold it in turn: a cycle that keeps all arrays

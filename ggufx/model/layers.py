@@ -261,7 +261,8 @@ class _Ahead:
     def __init__(self, decode: Any, layer: Layer) -> None:
         self.arrays: dict[str, npt.NDArray[Any]] | None = None
         self.error: BaseException | None = None
-        self.threads = start_threads(partial(self._run, decode, layer), 1)
+        self.threads: list[threading.Thread] = []
+        start_threads(partial(self._run, decode, layer), 1, self.threads)
 
     @classmethod
     def of(cls, decode: Any, layer: Layer) -> _Ahead | None:

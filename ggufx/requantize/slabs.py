@@ -6,6 +6,7 @@ The cores stay busy across tensors, and memory holds some slabs whatever the siz
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
@@ -100,14 +101,15 @@ def ordered(work: Callable[[T], R], items: Iterable[T], threads: int) -> Generat
             # An error's traceback holds this frame, which mustn't hold the error.
             del future, item
 
-    workers = start_threads(labour, threads) if threads > 1 else []
-    if not workers:
-        for item in items:
-            yield work(item)
-        return
+    workers: list[threading.Thread] = []
     queue: deque[Future[R]] = deque()
     try:
+        if threads > 1:
+            start_threads(labour, threads, workers)
         for item in items:
+            if not workers:
+                yield work(item)
+                continue
             queue.append(Future())
             todo.put((queue[-1], item))
             if len(queue) >= AHEAD * len(workers):
@@ -120,7 +122,8 @@ def ordered(work: Callable[[T], R], items: Iterable[T], threads: int) -> Generat
         for _ in workers:
             todo.put(None)
         for worker in workers:
-            worker.join()
+            if worker.is_alive():
+                worker.join()
 
 
 def taken(

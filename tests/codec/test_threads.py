@@ -368,6 +368,32 @@ def test_an_interrupt_between_items_stops_the_workers(monkeypatch):
     assert not [t for t in threading.enumerate() if t.name.startswith("ggufx")]
 
 
+def test_an_interrupt_while_threads_start_leaves_none_working(monkeypatch):
+    """The thread runs already when start() is interrupted, waiting for it to say so."""
+    original = threading.Thread.start
+    begun: list[int] = []
+
+    def interrupted(self):
+        original(self)
+        raise KeyboardInterrupt
+
+    def work(i):
+        begun.append(i)
+        time.sleep(0.02)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        threading_rules.run(work, range(200), 3)
+    count = len(begun)
+    time.sleep(0.1)
+    assert len(begun) == count < 5
+    from ggufx.requantize.slabs import ordered
+
+    with pytest.raises(KeyboardInterrupt):
+        list(ordered(work, range(200), 3))
+    assert not [t for t in threading.enumerate() if t.name.startswith("ggufx")]
+
+
 @pytest.fixture(params=[0, 1])
 def few_threads(request, monkeypatch):
     """A system that gives only so many threads."""
