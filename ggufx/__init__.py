@@ -15,7 +15,7 @@ from .read.tensor import Tensor
 if TYPE_CHECKING:
     from .codec.matmul import matmul, matmul_experts
     from .codec.quality import quant_error
-    from .convert import convert
+    from .convert import convert, save_checkpoint
     from .edit import edit
     from .formats.file_types import FileType
     from .gguf_names import quants
@@ -55,6 +55,7 @@ __all__ = [
     "quantize",
     "quants",
     "requantize",
+    "save_checkpoint",
     "split",
     "splitting",
     "write",
@@ -78,6 +79,7 @@ _LATE = {
     "quant_error": ".codec.quality",
     "quants": ".quants",
     "requantize": ".requantize",
+    "save_checkpoint": ".convert.save",
     "split": ".write.split",
     "splitting": ".splitting",
     "write": ".write",

@@ -23,14 +23,14 @@ __all__ = ["main"]
 
 # Subcommands in the order of the help; each is a module of this package.
 COMMANDS = (
-    *("info", "decode", "convert", "quantize", "plan", "validate", "compare", "evaluate"),
+    *("info", "decode", "convert", "to-hf", "quantize", "plan", "validate", "compare", "evaluate"),
     *("perplexity", "imatrix", "curve"),
     *("edit", "split", "merge", "endian", "compat", "sample"),
 )
 
 
 def _module(command: str) -> ModuleType:
-    return importlib.import_module(f".{command}", __package__)
+    return importlib.import_module(f".{command.replace('-', '_')}", __package__)
 
 
 def _first_line(module: ModuleType) -> str:

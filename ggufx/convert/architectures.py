@@ -42,11 +42,12 @@ from .naming import Architecture, block
 from .rotations import llama3_factors, long_factors, phi_keys
 from .vocabulary import sentencepiece, usual
 
-__all__ = ["ARCHITECTURES", "Architecture", "architecture_of"]
+__all__ = ["ARCHITECTURES", "Architecture", "architecture_of", "architectures_named"]
 
 _NO_HEAD = r"^lm_head\.weight$"
 _NORMS = r"norm\.weight$"
 _AFTER = block({"post_attention_layernorm": "post_attention_norm"})
+_TRANSFORMER_BACK = ((r"^(?!lm_head)", "transformer."),)
 _TRANSFORMER = ((r"^transformer\.", ""),)
 
 
@@ -91,9 +92,11 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         recurrent.GRANITE_HYBRID,
         recurrent.GRANITE_HYBRID_KEYS,
         renames=recurrent.MAMBA2_NAMES,
+        restores=((r"\.dt_proj\.bias$", ".dt_bias"),),
         vocabulary=recurrent.granite_vocabulary,
         without_experts=recurrent.SHARED_ALONE,
         named=recurrent.granite_name,
+        skips=recurrent.granite_skips,
     ),
     Architecture(
         "apertus",
@@ -181,6 +184,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         {**DENSE, **FOUR_NORMS, **QK_NORMS, **GEMMA3N},
         families.GEMMA3N,
         renames=((r"_scale$", "_scale.weight"),),
+        restores=((r"_scale\.weight$", "_scale"),),
         vocabulary=vocab.gemma3n,
         refuse=_without(("a Gemma 3n with other than 4 inputs", lambda c: c.get("altup_num_inputs") != 4)),
     ),
@@ -277,9 +281,28 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         vocabulary=sentencepiece,
         fuses_qkv=False,
     ),
-    Architecture("gpt2", ("GPT2LMHeadModel",), GPT2, families.GPT2, renames=_TRANSFORMER, usual=False),
-    Architecture("bloom", ("BloomForCausalLM", "BloomModel"), BLOOM, families.BLOOM, renames=_TRANSFORMER, usual=False),
-    Architecture("falcon", ("FalconForCausalLM",), FALCON, families.FALCON, renames=_TRANSFORMER, usual=False),
+    Architecture(
+        "gpt2", ("GPT2LMHeadModel",), GPT2, families.GPT2, renames=_TRANSFORMER, restores=_TRANSFORMER_BACK, usual=False
+    ),
+    Architecture(
+        "bloom",
+        ("BloomForCausalLM", "BloomModel"),
+        BLOOM,
+        families.BLOOM,
+        renames=_TRANSFORMER,
+        restores=_TRANSFORMER_BACK,
+        usual=False,
+    ),
+    Architecture(
+        "falcon",
+        ("FalconForCausalLM",),
+        FALCON,
+        families.FALCON,
+        skips=lambda c: r"input_layernorm" if c.get("new_decoder_architecture") else r"ln_mlp|ln_attn",
+        renames=_TRANSFORMER,
+        restores=_TRANSFORMER_BACK,
+        usual=False,
+    ),
     Architecture(
         "mamba",
         ("MambaForCausalLM", "MambaLMHeadModel", "FalconMambaForCausalLM"),
@@ -295,6 +318,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         recurrent.MAMBA2,
         recurrent.MAMBA2_KEYS,
         renames=recurrent.MAMBA2_NAMES,
+        restores=((r"\.dt_proj\.bias$", ".dt_bias"),),
         vocabulary=vocab.padded(16),
         usual=False,
         fuses_qkv=False,
@@ -305,6 +329,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         recurrent.FALCON_H1,
         recurrent.FALCON_H1_KEYS,
         renames=recurrent.MAMBA2_NAMES,
+        restores=((r"\.dt_proj\.bias$", ".dt_bias"),),
     ),
     Architecture(
         "bert",
@@ -353,6 +378,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         usual=False,
         vocabulary=vocab.t5,
         first_counts=encoders.T5_EMBEDDINGS,
+        skips=encoders.t5_skips,
         fuses_qkv=False,
     ),
     Architecture(
@@ -363,6 +389,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         usual=False,
         vocabulary=vocab.t5,
         first_counts=encoders.T5_EMBEDDINGS,
+        skips=encoders.t5_skips,
         fuses_qkv=False,
     ),
 )
@@ -385,3 +412,8 @@ def architecture_of(config: Config) -> Architecture:
     name = row.name if row.named is None else row.named(config)
     names = row.names if config.first("num_local_experts", "num_experts") else {**row.names, **row.without_experts}
     return replace(row, name=name, names=names)
+
+
+def architectures_named(name: str) -> list[Architecture]:
+    """The rows of ``general.architecture``."""
+    return [row for row in ARCHITECTURES if row.name == name]

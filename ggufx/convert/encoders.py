@@ -97,6 +97,12 @@ BERT_NAMES = ((r"^bert\.", ""), (r"\.gamma$", ".weight"), (r"\.beta$", ".bias"))
 BERT_DROPS = r"^(cls\.predictions|cls\.seq_relationship|pooler\.dense\.|embeddings\.position_ids$)"
 
 
+def t5_skips(config: Config) -> str:
+    """The first of T5's feed-forward matrices has another name where there is a gate; the embeddings are shared."""
+    gated = "gated" in str(config.get("feed_forward_proj", "gated"))
+    return r"(encoder|decoder)\.embed_tokens|" + (r"\.wi$" if gated else r"\.wi_[01]$")
+
+
 def pooling(config: Config) -> int | None:
     """How embeddings of tokens become one, from the modules.json of sentence-transformers."""
     folder = config.folder

@@ -73,6 +73,10 @@ class Architecture:
         Tensors whose names match this regular expression are left out.
     renames : tuple of (str, str)
         Regular expressions and replacements that bring a checkpoint's names into the form of the table.
+    restores : tuple of (str, str)
+        The same the other way: from the table's form to a checkpoint's.
+    skips : callable or None
+        Names that a checkpoint of a configuration doesn't have, as a regular expression, where several become the same.
     bare : tuple of str
         Classes without a head, whose names lack the ``model.`` they begin with elsewhere.
     usual : bool
@@ -109,6 +113,8 @@ class Architecture:
     plus_one: str = _NEVER
     drops: str = _NEVER
     renames: tuple[tuple[str, str], ...] = ()
+    restores: tuple[tuple[str, str], ...] = ()
+    skips: Callable[[Config], str] | None = None
     bare: tuple[str, ...] = ()
     usual: bool = True
     vocabulary: Vocabulary = gpt2

@@ -319,6 +319,12 @@ def granite_name(config: Config) -> str:
     return "granitemoe" if config.first("num_experts_per_tok", "num_experts_per_token") else "granite"
 
 
+def granite_skips(config: Config) -> str:
+    """Bamba and Granite name the same tensors differently."""
+    bamba, granite = r"feed_forward\.|pre_ff_layernorm|final_layernorm", r"post_attention_layernorm|model\.norm|mlp"
+    return granite if config.class_name == "BambaForCausalLM" else rf"{bamba}|\.mlp\."
+
+
 def granite_vocabulary(source: Source) -> Keys:
     """As many tokens as a multiple of eight, which only the state needs."""
     config = Config(source.raw, str(source.folder / "config.json"))

@@ -274,6 +274,9 @@ class WithoutPadding(Transform):
     def apply(self, array: Array, config: Config) -> list[Array]:
         return [array[self._skipped(config) :]]
 
+    def undo(self, arrays: Sequence[Array], config: Config) -> Array:
+        return np.pad(arrays[0], ((self._skipped(config), 0), (0, 0)))
+
 
 class Reordered(Transform):
     """The same values in another order along an axis, perhaps dealt out to several tensors.

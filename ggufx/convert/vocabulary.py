@@ -63,7 +63,7 @@ Vocabulary = Callable[[Source], Keys]
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
 
-def _looks_special(text: str) -> bool:
+def looks_special(text: str) -> bool:
     """Tokens that ought to be control tokens, though some models don't mark them."""
     marks = (("<|", "|>"), ("<\uff5c", "\uff5c>"), ("<unused", ">"))
     names = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
@@ -136,7 +136,7 @@ def sentencepiece(source: Source) -> Keys:
         token, text = int(number), entry["content"]
         if token >= len(tokens):
             behind += 1
-        elif entry.get("special") or _looks_special(text):
+        elif entry.get("special") or looks_special(text):
             tokens.put(token, text, ADDED_SCORE, CONTROL)
         else:
             tokens.put(token, text.replace(SPACE, " "), ADDED_SCORE, USER_DEFINED)
@@ -193,7 +193,7 @@ def json_tokens(source: Source) -> Tokens:
     for token, text in by_id.items():
         if token not in added:
             tokens.put(token, text, 0.0, NORMAL)
-        elif added[token].get("special") or _looks_special(text):
+        elif added[token].get("special") or looks_special(text):
             tokens.put(token, text, 0.0, CONTROL)
         else:
             tokens.put(token, text.replace(SPACE, " "), 0.0, USER_DEFINED)
