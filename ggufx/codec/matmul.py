@@ -33,6 +33,10 @@ PANEL_VALUES: Final = 1 << 18
 # A thread must have this many products to compute before starting it pays: that takes some 60 us.
 PRODUCTS_PER_THREAD: Final = 1 << 19
 
+# Several rows of x are read on cache lines, which takes a copy, where at least this many packed rows pay for it: four
+# rows gain 8 to 28 % (Zen 5, AVX-512 and AVX2), one row nothing.
+ALIGNED_FROM: Final = 64
+
 _FLOAT32: Final = np.dtype(np.float32)
 _INTEGERS: Final = frozenset({QType.I8, QType.I16, QType.I32, QType.I64})
 
@@ -235,12 +239,12 @@ def _multiply(products: list[_Product], rows: _Rows, path: int, threads: int | N
         elif len(p.x) > 1 and len(p.x) >= _blas_rows():
             _by_blas(p, rows)
         else:
-            if rounded:
-                p = (
-                    p._replace(codes=native.codes_of(path, p.x))
-                    if native.multiplies_codes(path)
-                    else p._replace(x=_rounded(p.x))
-                )
+            if rounded and native.multiplies_codes(path):
+                p = p._replace(codes=native.codes_of(path, p.x))
+            elif rounded:
+                p = p._replace(x=_rounded(p.x))
+            elif len(p.x) > 1 and p.out.shape[1] >= ALIGNED_FROM:
+                p = p._replace(x=_aligned(p.x))
             fused.append(p)
             work += width * p.out.size
     workers = work // PRODUCTS_PER_THREAD
@@ -275,6 +279,17 @@ def _parts(products: list[_Product], rows: _Rows, workers: int) -> Iterator[tupl
             each = max(1, min(each, PANEL_VALUES // rows.width))
         for first in range(0, n, each):
             yield p, first, min(first + each, n)
+
+
+def _aligned(x: Floats) -> Floats:
+    """Return x itself where it begins on half a cache line, else a copy that does."""
+    if x.ctypes.data % 32 == 0:
+        return x
+    memory = np.empty(x.nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    copy = memory[start : start + x.nbytes].view(np.float32).reshape(x.shape)
+    copy[...] = x
+    return copy
 
 
 def _rounded(x: Floats) -> Floats:

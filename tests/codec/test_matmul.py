@@ -159,6 +159,7 @@ def test_threads_and_alignment(qtype, path, precision, rng, monkeypatch):
         )
     if path != "numpy":
         assert started == [2, 3, 7]
+    monkeypatch.setattr(module, "ALIGNED_FROM", 1 << 30)  # else x is copied to where it suits the kernels
     for shift in (1, 2, 3, 17):
         moved = np.empty(packed.size + shift, np.uint8)[shift:].reshape(packed.shape)
         moved[...] = packed
@@ -167,6 +168,12 @@ def test_threads_and_alignment(qtype, path, precision, rng, monkeypatch):
         assert np.array_equal(
             ggufx.matmul(shifted, moved, qtype=qtype, path=path, precision=precision, threads=1), want
         )
+    copies = []
+    monkeypatch.setattr(module, "ALIGNED_FROM", 64)
+    monkeypatch.setattr(module, "_aligned", lambda x, f=module._aligned: copies.append(f(x)) or copies[-1])
+    assert np.array_equal(ggufx.matmul(shifted, moved, qtype=qtype, path=path, precision=precision, threads=1), want)
+    assert len(copies) == (path != "numpy" and (precision == "float32" or not qtype.is_quantized))
+    assert all(x.ctypes.data % 32 == 0 for x in copies)
 
 
 run = module.run
