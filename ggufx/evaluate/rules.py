@@ -143,7 +143,11 @@ def _blocks(f: GGUFFile) -> Iterator[Finding]:
     if beyond:
         text = f"metadata key {key} is {count}, but there is a tensor {there[beyond[0]]!r}"
         yield _error("block count", key, text, len(beyond))
-    lacking = [n for n in range(min(count, 1 << 16)) if n not in there]
+    # Layers that predict further tokens come last; a file may be without them, or hold them alone.
+    further = max(_numbers(f.metadata.get(f"{arch}.nextn_predict_layers")), default=0)
+    first = count - further if further and 0 not in there else 0
+    last = count if first else count - further
+    lacking = [n for n in range(max(0, first), min(last, 1 << 16)) if n not in there]
     if lacking and arch not in SPARSE:
         text = f"metadata key {key} is {count}, but no tensor of block {lacking[0]} is there"
         if len(lacking) > 1:

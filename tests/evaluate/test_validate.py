@@ -110,6 +110,18 @@ def test_block_count(count, said, tmp_path):
     assert said in kinds(model(blocks=count).write(tmp_path / "m.gguf"))["block count"].message
 
 
+@pytest.mark.parametrize(("further", "found"), [(0, True), (1, False), (2, False)])
+def test_layers_that_predict_further_tokens_may_be_missing(further, found, tmp_path):
+    file = model(blocks=3, qwen2moe__nextn_predict_layers=(gb.U32, further))
+    assert ("block count" in kinds(file.write(tmp_path / "m.gguf"))) == found
+
+
+def test_or_alone(tmp_path):
+    file = model(qwen2moe__nextn_predict_layers=(gb.U32, 1))
+    file.infos = [i for i in file.infos if not i.name.startswith(b"blk.0")]
+    assert "block count" not in kinds(file.write(tmp_path / "m.gguf"))
+
+
 @pytest.mark.parametrize("arch", ["qwen2moe", "llama"])
 def test_missing_head(arch, tmp_path):
     file = model(arch=arch)
