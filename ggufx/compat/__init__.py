@@ -17,7 +17,16 @@ from _ggufx_compat import WATCHED, Watcher, is_wanted, take_over
 
 from .patching import Patches, State, say_once
 
-__all__ = ["WATCHED", "Status", "imported", "install", "patched", "status", "uninstall", "vllm_plugin"]
+__all__ = [
+    "WATCHED",
+    "Status",
+    "imported",
+    "install",
+    "patched",
+    "status",
+    "uninstall",
+    "vllm_plugin",
+]
 
 
 class Status(NamedTuple):

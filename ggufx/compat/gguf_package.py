@@ -18,7 +18,7 @@ from ..errors import GGUFError
 from ..formats.tensor_types import QType
 from ..gguf_names import headers
 from . import comparing
-from .patching import Patches, State, is_own, say_once, static
+from .patching import DIFFERS, Patches, State, is_own, say_once, static
 
 __all__ = ["modules_of", "opening", "parts"]
 
@@ -30,7 +30,6 @@ READER_METHODS = ("_build_fields", "_build_tensor_info", "_build_tensors")
 READER_HELPERS = ("_get", "_get_str", "_get_field_parts", "_get_tensor_info_field")
 # ggml's limit, which newer versions hold files to.
 MAX_DIMS = 4
-DIFFERS = "left alone: its results aren't ours"
 # Types in which the sign of a zero scale or minimum depends on which zero is looked at: bytes of those halves.
 MINDS_ZEROS = {QType.Q4_0: 2, QType.Q4_1: 4, QType.Q5_0: 2, QType.Q5_1: 4}
 # Types whose blocks of values too small for the scale make numpy warn in gguf: where that half lies.

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
-__all__ = ["Patches", "State", "is_own", "log", "say_once", "static"]
+__all__ = ["DIFFERS", "Patches", "State", "is_own", "log", "say_once", "static"]
 
 log = logging.getLogger("ggufx.compat")
 
 _MISSING = object()
 _said: set[str] = set()
+
+DIFFERS = "left alone: its results aren't ours"
 
 State: TypeAlias = str | Callable[[], str]
 """``"patched"``, why something was left alone, or a function that finds that out."""

@@ -27,8 +27,8 @@ from ..read.reader import open as open_gguf
 from ..read.shards import SHARD, SplitFile
 from ..read.tensor import Tensor
 from . import comparing
-from .gguf_package import DIFFERS, opening
-from .patching import Patches, State, say_once
+from .gguf_package import opening
+from .patching import DIFFERS, Patches, State, say_once
 from .transformers_loads import patch_making
 
 __all__ = ["parts"]

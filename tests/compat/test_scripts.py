@@ -58,9 +58,25 @@ def test_scripts(good_files, tmp_path, script, arguments):
 def test_command(setting):
     done = run("-m", "ggufx", "compat", env={"GGUFX_COMPAT": setting})
     assert done.returncode == 0, done.stderr
-    assert "gguf          0.19.0" in done.stdout
-    assert "patched and unpatched alike" in done.stdout
+    assert "gguf           0.19.0" in done.stdout
+    assert "compared with the originals: alike" in done.stdout
     hooked = (Path(ggufx.__file__).parent.parent / "ggufx_compat.pth").exists()
     assert (
         "gguf.gguf_reader, reader: " + ("patched" if setting == "1" and hooked else "would be patched")
     ) in done.stdout
+
+
+def test_command_tells_differences(tmp_path):
+    """What stays as it is because its results are others."""
+    folder = shutil.copytree(
+        Path(gguf.__file__).parent, tmp_path / "gguf", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    source = (folder / "quants.py").read_text(encoding="utf-8")
+    (folder / "quants.py").write_text(
+        source.replace("np_roundf(blocks * id)", "np.rint(blocks * id)"), encoding="utf-8"
+    )
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from ggufx import cli; sys.exit(cli.main(['compat']))"
+    done = run("-c", code)
+    assert done.returncode == 1, done.stderr
+    assert "gguf.quants, quants: patched, except Q8_0's encoding, TQ1_0's encoding" in done.stdout
+    assert "not all alike in gguf.quants, quants" in done.stdout
