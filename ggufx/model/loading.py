@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -151,6 +152,8 @@ def load(
     ------
     GGUFError
         If the file or a tensor is wrong, a name isn't there, or a pattern matches nothing.
+    MemoryError
+        If there is no memory to map the file or to decode into.
 
     Examples
     --------
@@ -158,8 +161,13 @@ def load(
     """
     from ..read.reader import open as open_file
 
-    with open_file(path) as f:
-        return decode_all(select(f.tensors, names, f.path), dtype, threads)
+    try:
+        with open_file(path) as f:
+            return decode_all(select(f.tensors, names, f.path), dtype, threads)
+    except OSError as error:
+        if error.errno == errno.ENOMEM:  # of a map: to the caller it's the same as having none to decode into
+            raise MemoryError(f"{error.filename}: the system has no memory to map the file into") from error
+        raise
 
 
 def decode_all(

@@ -81,18 +81,28 @@ def persistently(call: Callable[[], T], label: str, what: str) -> T:
         except _WrongLength as error:
             failure = error
         except Exception as error:  # each file system has errors of its own, and their texts may hold secrets
-            # fsspec calls every failure of an HTTP server's first answer a missing file; the cause tells.
-            why = error.__cause__ or error if isinstance(error, FileNotFoundError) else error
-            status = getattr(why, "status", None)
-            for kind, code, statuses in (
-                (FileNotFoundError, errno.ENOENT, (404, 410)),
-                (PermissionError, errno.EACCES, (401, 403)),
-            ):
-                if isinstance(why, kind) or status in statuses:
-                    raise kind(code, os.strerror(code), label) from None
-            named = type(why).__name__ + (f", status {status}" if isinstance(status, int) else "")
-            failure = OSError(f"{label}: {what} failed {attempt + 1} times, the last time with {named}")
-    raise failure from None
+            failure = _in_our_words(error, label, f"{what} failed {attempt + 1} times")
+            if isinstance(failure, (FileNotFoundError, PermissionError)):
+                break
+    try:
+        raise failure from None
+    finally:
+        del failure  # its traceback holds this frame, and all that wait for the answer
+
+
+def _in_our_words(error: Exception, label: str, failed: str) -> OSError:
+    """What an error of a network library means, without its text."""
+    # fsspec calls every failure of an HTTP server's first answer a missing file; the cause tells.
+    why = error.__cause__ or error if isinstance(error, FileNotFoundError) else error
+    status = getattr(why, "status", None)
+    for kind, code, statuses in (
+        (FileNotFoundError, errno.ENOENT, (404, 410)),
+        (PermissionError, errno.EACCES, (401, 403)),
+    ):
+        if isinstance(why, kind) or status in statuses:
+            return kind(code, os.strerror(code), label)
+    named = type(why).__name__ + (f", status {status}" if isinstance(status, int) else "")
+    return OSError(f"{label}: {failed}, the last time with {named}")
 
 
 class RemoteSource(PieceSource):

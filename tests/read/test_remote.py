@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import os
 import tempfile
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from traceback import format_exception
@@ -257,6 +259,34 @@ def test_split_models_behind_a_query(server, query):
     with pytest.raises(GGUFError, match=r"m-00001-of-00002\.gguf: the first shard.*missing") as error:
         ggufx.open(server.url("m-00002-of-00002.gguf") + query)
     assert "?" not in str(error.value)
+
+
+def test_a_failed_fetch_leaves_nothing(model, monkeypatch):
+    """No memory waits for a garbage collection after requests that fail for good."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    raw, _, _ = model
+    MemoryFileSystem().pipe_file("/failing/m.gguf", raw)
+    made: list[weakref.ref] = []
+
+    def empty(*args):
+        made.append(weakref.ref(array := original(*args)))
+        return array
+
+    original = np.empty
+    with ggufx.open("memory://failing/m.gguf") as f:
+        tensor = f["token_embd.weight"]
+        monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda *args, **options: 1 / 0)
+        monkeypatch.setattr(remote.np, "empty", empty)
+        gc.collect()
+        gc.disable()
+        try:
+            with pytest.raises(OSError, match="failed 4 times, the last time with ZeroDivisionError"):
+                tensor.dequantize()
+            assert made
+            assert all(ref() is None for ref in made)
+        finally:
+            gc.enable()
 
 
 def test_other_file_systems(tmp_path, model):

@@ -146,6 +146,8 @@ def test_no_memory_to_load_into(path, monkeypatch):
     monkeypatch.setattr(loading.mmap, "mmap", full)
     with pytest.raises(MemoryError, match="1024 bytes of memory for decoded values aren't to be had"):
         loading.aligned_memory(1024)
+    with pytest.raises(MemoryError, match=r"model\.gguf: the system has no memory to map the file into"):
+        ggufx.load(path)
 
 
 def test_as_many_experts_as_no_memory_holds(tmp_path):
