@@ -264,7 +264,12 @@ class ObjectSource(PieceSource):
         label = shown(name) if isinstance(name, str) and "://" in name else str(name or type(file).__name__)
         if isinstance(file, io.TextIOBase) or hasattr(file, "encoding"):
             raise TypeError(f"{label}: the file object is in text mode; open it in binary mode, open(path, 'rb')")
-        end = file.seek(0, io.SEEK_END)
+        try:
+            end = file.seek(0, io.SEEK_END)
+        except io.UnsupportedOperation:
+            raise io.UnsupportedOperation(
+                f"{label}: the file object can't seek; read it into io.BytesIO, or into a file, first"
+            ) from None
         super().__init__(label, end if isinstance(end, int) else file.tell())  # some say nothing
         if self.size == 0:
             raise GGUFError(f"{label}: the file is empty, a GGUF file was expected")
@@ -288,6 +293,8 @@ class ObjectSource(PieceSource):
         out = np.empty(stop - start, np.uint8)
         done = 0
         with self.reading():
+            if getattr(self._file, "closed", False):
+                raise GGUFError(f"{self.label}: the file object was closed")
             self._file.seek(start)
             while done < len(out):
                 piece = self._file.read(len(out) - done)

@@ -105,6 +105,9 @@ def edit(
     The file is locked meanwhile, so that a second edit fails instead of mixing with this one.
     """
     source = os.fspath(path)
+    for argument, given in (("set", set), ("rename", rename), ("types", types)):
+        if given is not None and not isinstance(given, Mapping):
+            raise TypeError(f"{argument} should be a mapping with keys of the file, not {type(given).__name__}")
     if idle := [key for key in types or {} if key not in (set or {})]:
         raise ValueError(f"types are given for keys that aren't set: {', '.join(map(repr, idle))}")
     changes = _Changes(set or {}, (delete,) if isinstance(delete, str) else tuple(delete), rename or {}, types or {})

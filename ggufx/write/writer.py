@@ -17,6 +17,7 @@ from ..errors import GGUFWarning
 from ..formats.tensor_types import QType
 from ..formats.value_types import ValueType
 from ..read.metadata import Metadata
+from ..read.reader import GGUFFile
 from ..read.shards import shard_name
 from ..read.tensor import Tensor
 from ..sizes import count_of, size_of
@@ -351,7 +352,7 @@ class Writer:
 def write(
     path: str | os.PathLike[str],
     metadata: Mapping[str, Any],
-    tensors: Mapping[str, Any] | Iterable[Tensor],
+    tensors: Mapping[str, Any] | GGUFFile | Iterable[Tensor],
     **options: Any,
 ) -> list[str]:
     """Write a GGUF file in one call.
@@ -361,7 +362,7 @@ def write(
     path : path-like
     metadata : mapping of str to value
         As :meth:`Writer.set` takes them. The metadata of an opened file keeps its declared types.
-    tensors : mapping of str to data, or iterable of Tensor
+    tensors : mapping of str to data, GGUFFile, or iterable of Tensor
         Typed arrays, tensors of opened files, or ``(data, shape, qtype)``; tensors of opened files on their own keep
         their names.
     **options
@@ -388,7 +389,7 @@ def write(
 
 
 def _named(tensors: Any) -> Iterable[tuple[str, Any]]:
-    if isinstance(tensors, Mapping):
+    if hasattr(tensors, "items"):  # a mapping, or an opened file
         yield from tensors.items()
         return
     if isinstance(tensors, Tensor):

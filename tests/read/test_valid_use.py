@@ -175,7 +175,7 @@ def test_files_of_long_names(path, tmp_path):
 
 def test_tensors_know_their_names(path, tmp_path):
     with ggufx.open(path) as f:
-        for given in (list(f.tensors.values()), (t for t in f.tensors.values()), f.tensors):
+        for given in (list(f.tensors.values()), (t for t in f.tensors.values()), f.tensors, f):
             ggufx.write(tmp_path / "out.gguf", f.metadata, given)
             with ggufx.open(tmp_path / "out.gguf") as g:
                 assert list(g) == list(f)
@@ -185,6 +185,25 @@ def test_tensors_know_their_names(path, tmp_path):
             ggufx.write(tmp_path / "out.gguf", {}, [np.zeros(4, np.float32)])
         with pytest.raises(ValueError, match="'q'"):
             ggufx.write(tmp_path / "out.gguf", {}, [f["q"], f["q"]])
+
+
+def test_file_objects_that_will_not_do(path):
+    with (
+        os.fdopen(os.pipe()[0], "rb") as pipe,
+        pytest.raises(io.UnsupportedOperation, match=r"read it into io\.BytesIO"),
+    ):
+        ggufx.open(pipe)
+    memory = io.BytesIO(path.read_bytes())
+    f = ggufx.open(memory)
+    memory.close()
+    with pytest.raises(GGUFError, match="BytesIO: the file object was closed"):
+        f["q"].dequantize()
+
+
+@pytest.mark.parametrize("argument", ["set", "rename", "types"])
+def test_edits_are_mappings(path, argument):
+    with pytest.raises(TypeError, match=f"{argument} should be a mapping with keys of the file, not str"):
+        ggufx.edit(path, **{argument: "one"})
 
 
 def test_one_key_to_delete(path):
