@@ -12,17 +12,17 @@
  * first of the list. */
 INLINE int first_best(const uint16_t *list, int n, const float *cost, int size, int bits) {
     row r[8];
-    floats best = every(FLT_MAX);
-    ints at = every_int(0), position = lane_number();
+    wide best = every(FLT_MAX);
+    wide_int at = every_int(0), position = lane_number();
     UNROLL(8)
     for (int i = 0; i < size; i++) r[i] = bits == 2 ? row4(cost + 4 * i) : row8(cost + 8 * i);
     for (int j = 0; j < n; j += LANES) {
-        const ints word = load_u16(list + j);
-        floats loss = every(0);
+        const wide_int word = load_u16(list + j);
+        wide loss = every(0);
         UNROLL(8)
         for (int i = 0; i < size; i++) {
-            const ints level = i ? shift_right(word, bits * i) : word;
-            const floats term = bits == 2 ? from_row4(r[i], level) : from_row8(r[i], level);
+            const wide_int level = i ? shift_right(word, bits * i) : word;
+            const wide term = bits == 2 ? from_row4(r[i], level) : from_row8(r[i], level);
             loss = i ? add(loss, term) : term;
         }
         const mask better = less(loss, best);
@@ -36,18 +36,17 @@ INLINE int first_best(const uint16_t *list, int n, const float *cost, int size, 
 }
 
 /* The losses w * (scale * q - x)^2 of every level of `size` values, one table per lane. */
-INLINE void level_costs(float *cost, const floats *x, const floats *w, floats scale, const floats *q, int size,
-                        int bits) {
+INLINE void level_costs(float *cost, const wide *x, const wide *w, wide scale, const wide *q, int size, int bits) {
     const int levels = 1 << bits, used = bits == 2 ? 3 : 8;
     for (int i = 0; i < size; i++) {
-        floats c[8];
+        wide c[8];
         UNROLL(8)
         for (int l = 0; l < levels; l++) {
             if (l >= used) {
                 c[l] = c[0]; /* level 3 of two bits occurs in no codebook */
                 continue;
             }
-            const floats diff = subtract(multiply(scale, q[l]), x[i]);
+            const wide diff = subtract(multiply(scale, q[l]), x[i]);
             c[l] = multiply(multiply(w[i], diff), diff);
         }
         UNROLL(2)
@@ -58,47 +57,47 @@ INLINE void level_costs(float *cost, const floats *x, const floats *w, floats sc
 
 /* Where `word` isn't in the codebook, its neighbour there that fits x best by weights w; q are the levels' values.
  * `on` tells where it was. */
-INLINE ints snapped(const ggufx_lattice *t, ints word, const floats *x, const floats *w, floats scale, const floats *q,
-                    int size, int bits, mask *on) {
-    const ints place = gather(t->place, word);
+INLINE wide_int snapped(const ggufx_lattice *t, wide_int word, const wide *x, const wide *w, wide scale, const wide *q,
+                        int size, int bits, mask *on) {
+    const wide_int place = gather(t->place, word);
     const mask off = int_less(place, every_int(0));
-    *on = not_(off);
+    *on = mask_not(off);
     unsigned todo = mask_bits(off);
     if (!todo) return word;
     float cost[LANES * 32];
     int32_t from[LANES], to[LANES];
     level_costs(cost, x, w, scale, q, size, bits);
-    store_ints(from, place);
-    store_ints(to, word);
+    store_int_lanes(from, place);
+    store_int_lanes(to, word);
     for (; todo; todo &= todo - 1) {
         const int k = __builtin_ctz(todo);
         const uint16_t *list = t->neighbours + (-1 - from[k]);
         to[k] = list[first_best(list, t->count[to[k]], cost + k * size * (1 << bits), size, bits)];
     }
-    return load_ints(to);
+    return load_int_lanes(to);
 }
 
-INLINE ints word_of(const floats *levels, int size, int bits) {
-    floats word = levels[0];
+INLINE wide_int word_of(const wide *levels, int size, int bits) {
+    wide word = levels[0];
     for (int i = 1; i < size; i++) word = add(word, multiply(levels[i], every((float)(1 << bits * i))));
     return to_int(word);
 }
 
-INLINE ints level_of(ints word, int i, int bits) {
+INLINE wide_int level_of(wide_int word, int i, int bits) {
     return int_and(shift_right(word, bits * i), every_int((1 << bits) - 1));
 }
 
 /* Block scale before rounding (1/steps of the largest), and the group scales in odd multiples of it. */
-INLINE floats odd_scales(const floats *scales, ints *codes, int n, float steps, float top) {
-    const floats high = highest_positive(scales, n), d = divide(high, every(steps)), id = divide(every(1), d);
+INLINE wide odd_scales(const wide *scales, wide_int *codes, int n, float steps, float top) {
+    const wide high = highest_positive(scales, n), d = divide(high, every(steps)), id = divide(every(1), d);
     const mask dead = same(high, every(0));
     for (int j = 0; j < n; j++) {
-        const floats code = nearest(multiply(every(0.5f), subtract(multiply(id, scales[j]), every(1))));
+        const wide code = nearest(multiply(every(0.5f), subtract(multiply(id, scales[j]), every(1))));
         codes[j] = to_int(zero_where(dead, within(code, 0, top)));
     }
     return zero_where(dead, d);
 }
 
-INLINE ints zero_int_where(mask m, ints v) { return choose_int(m, every_int(0), v); }
+INLINE wide_int zero_int_where(mask m, wide_int v) { return choose_int(m, every_int(0), v); }
 
 #endif

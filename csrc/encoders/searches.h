@@ -3,86 +3,41 @@
 #ifndef GGUFX_ENCODERS_SEARCHES_H
 #define GGUFX_ENCODERS_SEARCHES_H
 
-#include "../compiler.h"
-
-#define TINY 1e-15f /* below this a group counts as zero; GROUP_MAX_EPS in ggml */
-
-/* What an encoder works on: columns of LANES blocks. */
-typedef struct {
-    const floats *x;  /* the values */
-    const floats *qw; /* their importance, or NULL */
-    floats row_mean;  /* mean square of the row, where the encoder weighs by it */
-    const struct ggufx_lattice *lattice;
-} columns;
-
-INLINE mask more(floats a, floats b) { return less(b, a); }
-INLINE floats within(floats v, float low, float high) { return larger(every(low), smaller(every(high), v)); }
-INLINE floats zero_where(mask m, floats v) { return choose(m, every(0), v); }
-INLINE floats inverse(floats d) { return zero_where(same(d, every(0)), divide(every(1), d)); }
-INLINE floats weight(floats x, floats qw, floats sigma2) { return multiply(qw, root(add(sigma2, multiply(x, x)))); }
-
-INLINE floats sum_of_squares(const floats *x, int n) {
-    floats sum = every(0);
-    UNROLL(4)
-    for (int i = 0; i < n; i++) sum = add(sum, multiply(x[i], x[i]));
-    return sum;
-}
-
-/* Largest magnitude, and the first value that has it. */
-typedef struct {
-    floats size, value;
-} peak;
-
-INLINE peak first_peak(const floats *x, int n) {
-    peak p = {every(0), every(0)};
-    UNROLL(4)
-    for (int i = 0; i < n; i++) {
-        const floats a = magnitude(x[i]);
-        p.value = choose(more(a, p.size), x[i], p.value);
-        p.size = larger(a, p.size);
-    }
-    return p;
-}
-
-INLINE floats highest_positive(const floats *x, int n) {
-    floats high = every(0);
-    for (int i = 0; i < n; i++) high = larger(x[i], high);
-    return high;
-}
+#include "arithmetic.h"
 
 /* A symmetric group: scale, the inverse scale that made the codes, and where there was nothing to code. */
 typedef struct {
-    floats scale, inverse;
+    wide scale, inverse;
     mask dead;
 } signed_fit;
 
-INLINE floats signed_code(floats x, floats inverse, int nmax) {
+INLINE wide signed_code(wide x, wide inverse, int nmax) {
     return within(nearest(multiply(inverse, x)), (float)-nmax, (float)(nmax - 1));
 }
 
 /* make_qx_quants, rmse type 1, with weights w. Steps don't depend on each other, so two run side by side. */
-INLINE signed_fit search_signed_scale(const floats *x, const floats *w, int n, int nmax) {
+INLINE signed_fit search_signed_scale(const wide *x, const wide *w, int n, int nmax) {
     const peak top = first_peak(x, n);
-    floats wx[32];
-    floats iscale = divide(every((float)-nmax), top.value), sumlx = every(0), suml2 = every(0);
+    wide wx[32];
+    wide iscale = divide(every((float)-nmax), top.value), sumlx = every(0), suml2 = every(0);
     UNROLL(4)
     for (int i = 0; i < n; i++) {
-        const floats l = signed_code(x[i], iscale, nmax);
+        const wide l = signed_code(x[i], iscale, nmax);
         wx[i] = multiply(w[i], x[i]);
         sumlx = add(sumlx, multiply(wx[i], l));
         suml2 = add(suml2, multiply(multiply(w[i], l), l));
     }
     signed_fit fit = {choose(differs(suml2, every(0)), divide(sumlx, suml2), every(0)), iscale,
                       less(top.size, every(TINY))};
-    floats best = multiply(fit.scale, sumlx);
+    wide best = multiply(fit.scale, sumlx);
     for (int step = -9; step <= 9; step += step == -1 ? 2 : 1) {
         int next = step + 1 + (step == -1);
-        const floats iscale1 = divide(every(-((float)nmax + 0.1f * (float)step)), top.value);
-        const floats iscale2 = divide(every(-((float)nmax + 0.1f * (float)next)), top.value);
-        floats sumlx1 = every(0), suml21 = every(0), sumlx2 = every(0), suml22 = every(0);
+        const wide iscale1 = divide(every(-((float)nmax + 0.1f * (float)step)), top.value);
+        const wide iscale2 = divide(every(-((float)nmax + 0.1f * (float)next)), top.value);
+        wide sumlx1 = every(0), suml21 = every(0), sumlx2 = every(0), suml22 = every(0);
         UNROLL(4)
         for (int i = 0; i < n; i++) {
-            const floats l1 = signed_code(x[i], iscale1, nmax), l2 = signed_code(x[i], iscale2, nmax);
+            const wide l1 = signed_code(x[i], iscale1, nmax), l2 = signed_code(x[i], iscale2, nmax);
             sumlx1 = add(sumlx1, multiply(wx[i], l1));
             sumlx2 = add(sumlx2, multiply(wx[i], l2));
             suml21 = add(suml21, multiply(multiply(w[i], l1), l1));
@@ -92,7 +47,7 @@ INLINE signed_fit search_signed_scale(const floats *x, const floats *w, int n, i
 #define OFFER(k)                                                                                                       \
     {                                                                                                                  \
         const mask better =                                                                                            \
-            both(more(suml2##k, every(0)), more(multiply(sumlx##k, sumlx##k), multiply(best, suml2##k)));              \
+            mask_and(more(suml2##k, every(0)), more(multiply(sumlx##k, sumlx##k), multiply(best, suml2##k)));          \
         fit.scale = choose(better, divide(sumlx##k, suml2##k), fit.scale);                                             \
         best = choose(better, multiply(fit.scale, sumlx##k), best);                                                    \
         fit.inverse = choose(better, iscale##k, fit.inverse);                                                          \
@@ -106,7 +61,7 @@ INLINE signed_fit search_signed_scale(const floats *x, const floats *w, int n, i
 }
 
 /* Codes 0 to 2*nmax-1 of a searched group. */
-INLINE floats searched_code(floats x, const signed_fit *fit, int nmax) {
+INLINE wide searched_code(wide x, const signed_fit *fit, int nmax) {
     return zero_where(fit->dead, add(signed_code(x, fit->inverse, nmax), every((float)nmax)));
 }
 
@@ -115,19 +70,19 @@ INLINE floats searched_code(floats x, const signed_fit *fit, int nmax) {
  * side by side hide that. */
 enum { REFINED = 4 };
 
-INLINE void search_refined_scales(const floats *x, floats *codes, floats *scales, int nmax) {
-    floats w[16 * REFINED], wx[16 * REFINED], sumlx[REFINED], suml2[REFINED];
+INLINE void search_refined_scales(const wide *x, wide *codes, wide *scales, int nmax) {
+    wide w[16 * REFINED], wx[16 * REFINED], sumlx[REFINED], suml2[REFINED];
     mask dead[REFINED], active[REFINED], some = every_mask(0);
     for (int g = 0; g < REFINED; g++) {
         const peak top = first_peak(x + 16 * g, 16);
-        const floats iscale = divide(every((float)-nmax), top.value);
+        const wide iscale = divide(every((float)-nmax), top.value);
         dead[g] = less(top.size, every(TINY));
-        active[g] = not_(dead[g]);
-        some = either(some, active[g]);
+        active[g] = mask_not(dead[g]);
+        some = mask_or(some, active[g]);
         sumlx[g] = suml2[g] = every(0);
         UNROLL(4)
         for (int i = 16 * g; i < 16 * g + 16; i++) {
-            const floats l = codes[i] = signed_code(x[i], iscale, nmax);
+            const wide l = codes[i] = signed_code(x[i], iscale, nmax);
             w[i] = multiply(x[i], x[i]);
             wx[i] = multiply(w[i], x[i]);
             sumlx[g] = add(sumlx[g], multiply(wx[i], l));
@@ -142,45 +97,46 @@ INLINE void search_refined_scales(const floats *x, floats *codes, floats *scales
             UNROLL(REFINED)
             for (int g = 0; g < REFINED; g++) {
                 const int at = 16 * g + i;
-                const floats l = codes[at];
-                floats slx = subtract(sumlx[g], multiply(wx[at], l));
-                floats sl2 = subtract(suml2[g], multiply(multiply(w[at], l), l));
-                const floats m = within(nearest(divide(multiply(x[at], sl2), slx)), (float)-nmax, (float)(nmax - 1));
-                mask better = both(both(active[g], more(slx, every(0))), differs(m, l));
+                const wide l = codes[at];
+                wide slx = subtract(sumlx[g], multiply(wx[at], l));
+                wide sl2 = subtract(suml2[g], multiply(multiply(w[at], l), l));
+                const wide m = within(nearest(divide(multiply(x[at], sl2), slx)), (float)-nmax, (float)(nmax - 1));
+                mask better = mask_and(mask_and(active[g], more(slx, every(0))), differs(m, l));
                 slx = add(slx, multiply(wx[at], m));
                 sl2 = add(sl2, multiply(multiply(w[at], m), m));
-                const floats now = multiply(multiply(slx, slx), suml2[g]);
-                const floats then = multiply(multiply(sumlx[g], sumlx[g]), sl2);
-                better = both(better, both(more(sl2, every(0)), more(now, then)));
+                const wide now = multiply(multiply(slx, slx), suml2[g]);
+                const wide then = multiply(multiply(sumlx[g], sumlx[g]), sl2);
+                better = mask_and(better, mask_and(more(sl2, every(0)), more(now, then)));
                 codes[at] = choose(better, m, l);
                 sumlx[g] = choose(better, slx, sumlx[g]);
                 suml2[g] = choose(better, sl2, suml2[g]);
-                changed[g] = either(changed[g], better);
+                changed[g] = mask_or(changed[g], better);
             }
         }
         some = every_mask(0);
         UNROLL(REFINED)
-        for (int g = 0; g < REFINED; g++) some = either(some, active[g] = both(active[g], changed[g]));
+        for (int g = 0; g < REFINED; g++) some = mask_or(some, active[g] = mask_and(active[g], changed[g]));
     }
     for (int g = 0; g < REFINED; g++) {
         for (int i = 16 * g; i < 16 * g + 16; i++) codes[i] = choose(dead[g], every((float)-nmax), codes[i]);
-        scales[g] = zero_where(not_(both(not_(dead[g]), more(suml2[g], every(0)))), divide(sumlx[g], suml2[g]));
+        scales[g] =
+            zero_where(mask_not(mask_and(mask_not(dead[g]), more(suml2[g], every(0)))), divide(sumlx[g], suml2[g]));
     }
 }
 
 /* An offset group: scale, negated minimum, and what made the codes: inverse scale, and the minimum of that time. */
 typedef struct {
-    floats scale, below, inverse, origin;
+    wide scale, below, inverse, origin;
 } offset_fit;
 
-INLINE floats offset_code(floats x, floats inverse, floats origin, int nmax) {
+INLINE wide offset_code(wide x, wide inverse, wide origin, int nmax) {
     return within(nearest(multiply(inverse, subtract(x, origin))), 0, (float)nmax);
 }
 
 /* make_qkx2_quants and make_qkx3_quants. A step that improves moves the minimum that later steps start from. */
-INLINE offset_fit search_min_and_scale(const floats *x, const floats *w, int n, int nmax, float rmin, float rdelta,
+INLINE offset_fit search_min_and_scale(const wide *x, const wide *w, int n, int nmax, float rmin, float rdelta,
                                        int steps, int absolute) {
-    floats low = x[0], high = x[0], sum_w = w[0], sum_x = multiply(w[0], x[0]);
+    wide low = x[0], high = x[0], sum_w = w[0], sum_x = multiply(w[0], x[0]);
     for (int i = 1; i < n; i++) {
         low = smaller(x[i], low);
         high = larger(x[i], high);
@@ -189,36 +145,36 @@ INLINE offset_fit search_min_and_scale(const floats *x, const floats *w, int n, 
     }
     low = zero_where(more(low, every(0)), low);
     const mask flat = at_least(low, high);
-    floats iscale = divide(every((float)nmax), subtract(high, low)), l[32], best = every(0), least = low;
+    wide iscale = divide(every((float)nmax), subtract(high, low)), l[32], best = every(0), least = low;
     offset_fit fit = {divide(every(1), iscale), low, iscale, low};
     for (int i = 0; i < n; i++) {
-        const floats code = offset_code(x[i], iscale, low, nmax);
-        const floats diff = subtract(add(multiply(fit.scale, code), low), x[i]);
+        const wide code = offset_code(x[i], iscale, low, nmax);
+        const wide diff = subtract(add(multiply(fit.scale, code), low), x[i]);
         best = add(best, multiply(w[i], absolute ? magnitude(diff) : multiply(diff, diff)));
     }
     for (int step = 0; step <= steps; step++) {
         iscale = divide(every(rmin + rdelta * (float)step + (float)nmax), subtract(high, least));
-        floats sum_l = every(0), sum_l2 = every(0), sum_xl = every(0), loss = every(0);
+        wide sum_l = every(0), sum_l2 = every(0), sum_xl = every(0), loss = every(0);
         UNROLL(4)
         for (int i = 0; i < n; i++) {
             l[i] = offset_code(x[i], iscale, least, nmax);
-            const floats wl = multiply(w[i], l[i]);
+            const wide wl = multiply(w[i], l[i]);
             sum_l = add(sum_l, wl);
             sum_l2 = add(sum_l2, multiply(wl, l[i]));
             sum_xl = add(sum_xl, multiply(wl, x[i]));
         }
-        const floats det = subtract(multiply(sum_w, sum_l2), multiply(sum_l, sum_l));
-        floats scale = divide(subtract(multiply(sum_w, sum_xl), multiply(sum_x, sum_l)), det);
-        floats start = divide(subtract(multiply(sum_l2, sum_x), multiply(sum_l, sum_xl)), det);
+        const wide det = subtract(multiply(sum_w, sum_l2), multiply(sum_l, sum_l));
+        wide scale = divide(subtract(multiply(sum_w, sum_xl), multiply(sum_x, sum_l)), det);
+        wide start = divide(subtract(multiply(sum_l2, sum_x), multiply(sum_l, sum_xl)), det);
         const mask positive = more(start, every(0));
         start = zero_where(positive, start);
         scale = choose(positive, divide(sum_xl, sum_l2), scale);
         UNROLL(4)
         for (int i = 0; i < n; i++) {
-            const floats diff = subtract(add(multiply(scale, l[i]), start), x[i]);
+            const wide diff = subtract(add(multiply(scale, l[i]), start), x[i]);
             loss = add(loss, multiply(w[i], absolute ? magnitude(diff) : multiply(diff, diff)));
         }
-        const mask better = both(more(det, every(0)), less(loss, best));
+        const mask better = mask_and(more(det, every(0)), less(loss, best));
         best = choose(better, loss, best);
         fit.inverse = choose(better, iscale, fit.inverse);
         fit.origin = choose(better, least, fit.origin);
@@ -233,24 +189,24 @@ INLINE offset_fit search_min_and_scale(const floats *x, const floats *w, int n, 
     return fit;
 }
 
-INLINE floats as_byte(floats code) { return to_float(int_and(to_int(code), every_int(255))); }
+INLINE wide as_byte(wide code) { return to_float(int_and(to_int(code), every_int(255))); }
 
 /* make_qp_quants. ggml keeps the codes in bytes: -1 takes part in its first sums as -1 and in later ones as 255. */
-INLINE floats search_positive_scale(const floats *x, const floats *w, floats *codes, int n, int nmax) {
-    const floats high = highest_positive(x, n), top = every((float)nmax);
+INLINE wide search_positive_scale(const wide *x, const wide *w, wide *codes, int n, int nmax) {
+    const wide high = highest_positive(x, n), top = every((float)nmax);
     const mask dead = less(high, every(TINY));
-    floats best_iscale = divide(top, high), best = every(0), sumlx = every(0), suml2 = every(0);
-    const floats first = divide(every(1), best_iscale);
+    wide best_iscale = divide(top, high), best = every(0), sumlx = every(0), suml2 = every(0);
+    const wide first = divide(every(1), best_iscale);
     for (int i = 0; i < n; i++) {
-        const floats diff = subtract(x[i], multiply(first, as_byte(nearest(multiply(best_iscale, x[i])))));
+        const wide diff = subtract(x[i], multiply(first, as_byte(nearest(multiply(best_iscale, x[i])))));
         best = add(best, multiply(multiply(w[i], diff), diff));
     }
     for (int step = -4; step <= 4; step++) {
         if (!step) continue;
-        const floats iscale = divide(every(0.1f * (float)step + (float)nmax), high), scale = divide(every(1), iscale);
-        floats loss = every(0);
+        const wide iscale = divide(every(0.1f * (float)step + (float)nmax), high), scale = divide(every(1), iscale);
+        wide loss = every(0);
         for (int i = 0; i < n; i++) {
-            const floats diff = subtract(x[i], multiply(scale, smaller(top, nearest(multiply(iscale, x[i])))));
+            const wide diff = subtract(x[i], multiply(scale, smaller(top, nearest(multiply(iscale, x[i])))));
             loss = add(loss, multiply(multiply(w[i], diff), diff));
         }
         const mask better = less(loss, best);
@@ -258,81 +214,33 @@ INLINE floats search_positive_scale(const floats *x, const floats *w, floats *co
         best_iscale = choose(better, iscale, best_iscale);
     }
     for (int i = 0; i < n; i++) {
-        const floats l = smaller(top, nearest(multiply(best_iscale, x[i])));
+        const wide l = smaller(top, nearest(multiply(best_iscale, x[i])));
         sumlx = add(sumlx, multiply(multiply(w[i], x[i]), l));
         suml2 = add(suml2, multiply(multiply(w[i], l), l));
         codes[i] = as_byte(l);
     }
-    mask active = not_(dead);
+    mask active = mask_not(dead);
     for (int pass = 0; pass < 5 && any(active); pass++) {
         mask changed = every_mask(0);
         for (int i = 0; i < n; i++) {
-            const floats l = codes[i], wx = multiply(w[i], x[i]);
-            floats slx = subtract(sumlx, multiply(wx, l));
-            floats sl2 = subtract(suml2, multiply(multiply(w[i], l), l));
-            const floats m = smaller(top, nearest(divide(multiply(x[i], sl2), slx)));
-            mask better = both(both(active, differs(m, l)), both(more(slx, every(0)), more(sl2, every(0))));
+            const wide l = codes[i], wx = multiply(w[i], x[i]);
+            wide slx = subtract(sumlx, multiply(wx, l));
+            wide sl2 = subtract(suml2, multiply(multiply(w[i], l), l));
+            const wide m = smaller(top, nearest(divide(multiply(x[i], sl2), slx)));
+            mask better = mask_and(mask_and(active, differs(m, l)), mask_and(more(slx, every(0)), more(sl2, every(0))));
             slx = add(slx, multiply(wx, m));
             sl2 = add(sl2, multiply(multiply(w[i], m), m));
-            const floats now = multiply(multiply(slx, slx), suml2), then = multiply(multiply(sumlx, sumlx), sl2);
-            better = both(better, more(now, then));
+            const wide now = multiply(multiply(slx, slx), suml2), then = multiply(multiply(sumlx, sumlx), sl2);
+            better = mask_and(better, more(now, then));
             codes[i] = choose(better, as_byte(m), l);
             sumlx = choose(better, slx, sumlx);
             suml2 = choose(better, sl2, suml2);
-            changed = either(changed, better);
+            changed = mask_or(changed, better);
         }
-        active = both(active, changed);
+        active = mask_and(active, changed);
     }
     for (int i = 0; i < n; i++) codes[i] = zero_where(dead, codes[i]);
-    return zero_where(not_(both(not_(dead), more(suml2, every(0)))), divide(sumlx, suml2));
-}
-
-/* ---- writing blocks ---- */
-
-/* `size` bytes of every lane, the lowest first, at an offset of its block. */
-INLINE void put(uint8_t *const *block, size_t at, ints v, size_t size) {
-    uint32_t lane[LANES];
-    store_ints(lane, v);
-    UNROLL(16)
-    for (int k = 0; k < LANES; k++) memcpy(block[k] + at, &lane[k], size);
-}
-
-INLINE ints nth_byte(ints v, int k) { return shift_left(int_and(v, every_int(255)), 8 * k); }
-
-INLINE ints four_bytes(const ints *q) {
-    return int_or(int_or(nth_byte(q[0], 0), nth_byte(q[1], 1)), int_or(nth_byte(q[2], 2), shift_left(q[3], 24)));
-}
-
-/* n bytes, a multiple of four, from n codes whose low bytes count. */
-INLINE void put_bytes(uint8_t *const *block, size_t at, const ints *q, int n) {
-    int i = 0;
-    for (; i + 16 <= n; i += 16)
-        put_rows(block, at + (size_t)i, four_bytes(q + i), four_bytes(q + i + 4), four_bytes(q + i + 8),
-                 four_bytes(q + i + 12));
-    for (; i < n; i += 4) put(block, at + (size_t)i, four_bytes(q + i), 4);
-}
-
-/* Four bytes of `per` codes each; the codes of one byte stand `group` apart. */
-INLINE ints word_of_codes(const ints *q, int group, int bits) {
-    ints word = q[0];
-    UNROLL(32)
-    for (int k = 1; k < 32 / bits; k++)
-        word = int_or(word, shift_left(q[k / 4 * group + k % 4], 8 * (k % 4) + bits * (k / 4)));
-    return word;
-}
-
-/* Codes below 1 << bits, n of them, in n * bits / 8 bytes: `group` codes take the low bits of `group` bytes, the next
- * `group` the next bits, and so on; full bytes are followed by the next ones. */
-INLINE void put_codes(uint8_t *const *block, size_t at, const ints *q, int n, int group, int bits) {
-    const int span = 8 / bits * group;
-    for (int start = 0; start < n; start += span, at += (size_t)group) {
-        int i = 0;
-        const ints *p = q + start;
-        for (; i + 16 <= group; i += 16)
-            put_rows(block, at + (size_t)i, word_of_codes(p + i, group, bits), word_of_codes(p + i + 4, group, bits),
-                     word_of_codes(p + i + 8, group, bits), word_of_codes(p + i + 12, group, bits));
-        for (; i < group; i += 4) put(block, at + (size_t)i, word_of_codes(p + i, group, bits), 4);
-    }
+    return zero_where(mask_not(mask_and(mask_not(dead), more(suml2, every(0)))), divide(sumlx, suml2));
 }
 
 #endif

@@ -4,7 +4,7 @@
 #if GGUFX_X86
 TARGET_BEGIN(AVX2_FEATURES)
 
-#include "../lanes/wide_avx2.h"
+#include "../lanes/encode_avx2.h"
 
 #define PATH avx2
 #include "encode_template.h"

@@ -4,7 +4,7 @@
 #if GGUFX_X86
 TARGET_BEGIN(AVX512_FEATURES)
 
-#include "../lanes/wide_avx512.h"
+#include "../lanes/encode_avx512.h"
 
 #define PATH avx512
 #include "encode_template.h"

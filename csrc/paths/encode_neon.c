@@ -2,7 +2,7 @@
 #include "../cpu.h"
 
 #if GGUFX_NEON
-#include "../lanes/wide_neon.h"
+#include "../lanes/encode_neon.h"
 
 #define PATH neon
 #include "encode_template.h"

@@ -1,5 +1,5 @@
 /* The encoders of every CPU: plain C. */
-#include "../lanes/wide_scalar.h"
+#include "../lanes/encode_scalar.h"
 
 #define PATH scalar
 #include "encode_template.h"
