@@ -131,17 +131,20 @@ def fallback_note(fallbacks: Sequence[Choice]) -> str:
     bits = sum(8 * nbytes(c.shape, c.qtype) for c in fallbacks) / values
     wanted = sum(c.wanted.bits_per_weight * math.prod(c.shape) for c in fallbacks if c.wanted is not None) / values
     pairs = Counter(f"{type_name(c.wanted or 0)} -> {type_name(c.qtype)}" for c in fallbacks)
+    kinds = ", ".join(f"{n} {pair}" for pair, n in pairs.items())
+    fall = "falls" if len(fallbacks) == 1 else "fall"
     return (
-        f"{counted(len(fallbacks), 'tensor')} with rows that aren't whole blocks fall back to other types: {bits:.2f} "
-        f"bits per weight there, {wanted:.2f} were asked for ({', '.join(f'{n} {pair}' for pair, n in pairs.items())})"
+        f"{counted(len(fallbacks), 'tensor')} with rows that aren't whole blocks {fall} back to other types: "
+        f"{bits:.2f} bits per weight there, {wanted:.2f} were asked for ({kinds})"
     )
 
 
 def requantize_note(requantized: Sequence[Choice]) -> str:
     pairs = Counter(f"{type_name(c.source)} -> {type_name(c.qtype)}" for c in requantized)
     kinds = ", ".join(f"{n} {pair}" for pair, n in pairs.items())
+    were = "was" if len(requantized) == 1 else "were"
     return (
-        f"{counted(len(requantized), 'tensor')} quantized already ({kinds}): "
+        f"{counted(len(requantized), 'tensor')} {were} quantized already ({kinds}): "
         "the new rounding adds its error to the old one's; more bits make them larger, not better"
     )
 

@@ -162,7 +162,7 @@ def encode_for(
     if (fixed := FIXED.get(key)) is not None:
         if named is not None and named is not fixed:
             raise TypeError(f"metadata key {key!r}: GGUF has it as {fixed.name.lower()}, not {named.name.lower()}")
-        if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+        if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__") or np.ndim(value):
             raise TypeError(f"metadata key {key!r}: an integer was expected ({fixed.name.lower()}), not {value!r}")
         if key == ALIGNMENT and not _is_alignment(int(value)):
             raise ValueError(f"metadata key {key!r}: {value} is no power of two below 2**32")

@@ -385,7 +385,7 @@ def test_a_dry_run_writes_nothing(model: Path, tmp_path: Path) -> None:
 
 def test_fallbacks_are_told_with_their_bits(tmp_path: Path) -> None:
     source = make_model(tmp_path / "in.gguf", width=288)
-    with pytest.warns(GGUFWarning, match=r"fall back.*\d\.\d\d bits per weight there"):
+    with pytest.warns(GGUFWarning, match=r"blocks fall back.*\d\.\d\d bits per weight there"):
         report = requantize(source, tmp_path / "out.gguf", "Q4_K_M", sync=False)
     assert len(report.fallbacks) == 7 * LAYERS + 1
     assert "  blk.*.attn_q.weight: rows of 288, Q4_K -> Q5_0 (+1.00 bits per weight), 4 tensors" in report.notes()

@@ -169,7 +169,7 @@ def test_a_renamed_key_keeps_its_type(model: Path) -> None:
 
 
 def test_keys_of_shards_have_their_types(model: Path) -> None:
-    for value in ([1], "1", True, 1.0):
+    for value in ([1], np.array([1], np.uint16), "1", True, 1.0):
         with pytest.raises(TypeError, match=r"'split\.count'"):
             edit(model, set={"split.count": value})
     with pytest.raises(TypeError, match="GGUF has it as uint16, not uint32"):
