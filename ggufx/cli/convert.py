@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fuse-gate-up", action="store_true", help="gates and inputs of a layer's experts as one tensor"
     )
+    parser.add_argument("--fp8-as-q8", action="store_true", help="weights of 8-bit floats become Q8_0")
     parser.add_argument("--threads", type=int, metavar="N", help="threads at most")
     add_progress_argument(parser)
 
@@ -55,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             name=arguments.name,
             fuse_qkv=arguments.fuse_qkv,
             fuse_gate_up=arguments.fuse_gate_up,
+            fp8_as_q8=arguments.fp8_as_q8,
             base=arguments.base,
             imatrix=arguments.imatrix,
             tensor_types=arguments.tensor_type,

@@ -22,7 +22,7 @@ from .encoding import write_tensors
 from .general import general_metadata
 from .hparams import Config, Keys
 from .naming import Architecture, Match
-from .plan import Array, Planned
+from .planned import Array, Planned
 from .transforms import GATE_UP_HALVES, KEEP, PERMUTE_K, PERMUTE_Q, PLUS_ONE
 from .types import PLAIN, plain_type
 

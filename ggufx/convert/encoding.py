@@ -17,7 +17,7 @@ from ..formats.tensor_types import QType
 from ..requantize.importance import Importance
 from ..requantize.slabs import SLAB, ordered
 from ..write.writer import Writer
-from .plan import Array, Planned
+from .planned import Array, Planned
 
 __all__ = ["Encoder", "write_tensors"]
 
@@ -124,7 +124,8 @@ def write_tensors(
         paths = writer.close()
     finally:
         encoder.close()
-    if lossy := list(encoder.lossy.items()):
+    # Threads note what they meet when they meet it; what is said follows the file.
+    if lossy := [(p.name, encoder.lossy[p.name]) for p, _ in tensors if p.name in encoder.lossy]:
         more = f", and of {len(lossy) - 1} tensors more" if len(lossy) > 1 else ""
         text = f"values or scales became infinite in {lossy[0][0]!r}: {lossy[0][1]}{more}"
         warnings.warn(text, GGUFWarning, stacklevel=4)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import GGUFError
-from .plan import Array, Planned
+from .planned import Array, Planned
 
 __all__ = ["fuse_gate_up", "fuse_qkv"]
 

@@ -31,9 +31,10 @@ from .encoding import write_tensors
 from .fusing import fuse_gate_up, fuse_qkv
 from .general import general_metadata
 from .hparams import FILE_TYPE, Config, Keys, metadata_of
-from .plan import Planned, Tensors, guessed_type, plan_tensors
-from .quantized import GroupedTensor, is_quantized, regrouped
-from .types import MOSTLY_MXFP4, PLAIN, plain_type
+from .plan import guessed_type, plan_tensors
+from .planned import Planned, Tensors
+from .quantized import GroupedTensor, is_eight_bit, is_quantized, regrouped
+from .types import MOSTLY, PLAIN, plain_type
 from .vocabulary import Source
 
 __all__ = ["Converted", "convert"]
@@ -72,6 +73,7 @@ def convert(
     name: str | None = None,
     fuse_qkv: bool = False,
     fuse_gate_up: bool = False,
+    fp8_as_q8: bool = False,
     imatrix: Importance | Mapping[str, npt.NDArray[Any]] | str | os.PathLike[str] | None = None,
     tensor_types: Sequence[tuple[str, QType]] = (),
     output_type: QType | None = None,
@@ -103,6 +105,8 @@ def convert(
         Queries, keys and values of a layer as one tensor.
     fuse_gate_up : bool
         The gates and inputs of a layer's experts as one tensor, where llama.cpp knows it.
+    fp8_as_q8 : bool
+        Weights of 8-bit floats become Q8_0, which takes no more room, whatever the others become.
     imatrix, tensor_types, output_type, embedding_type, pure, leave_output
         For a mix, as :func:`ggufx.requantize` takes them.
     threads : int, optional
@@ -134,6 +138,7 @@ def convert(
         )
         return Converted(tuple(done[0]), *done[1:])
     job = Job(Path(folder), keep=type.lower() == "auto")
+    job.fp8_as_q8 = fp8_as_q8
     job.fuse(qkv=fuse_qkv, gate_up=fuse_gate_up)
     kind = job.resolve(type)
     job.importance = Importance.of(imatrix)
@@ -167,6 +172,7 @@ class Job:
         self.planned = plan_tensors(self.tensors, self.row, self.config, keep=keep)
         self.importance = Importance({})
         self.request = Request(FileType.F32)
+        self.fp8_as_q8 = False
 
     def fuse(self, *, qkv: bool, gate_up: bool) -> None:
         """Make one tensor of several."""
@@ -204,11 +210,12 @@ class Job:
     def metadata(self, file_type: int, head: Mapping[str, Any], tail: Mapping[str, Any]) -> Keys:
         """All keys in the reference's order."""
         arch = self.row.name
-        if file_type in (0, 1, 32) and any(p.packed is QType.MXFP4 for p in self.planned):
-            file_type = MOSTLY_MXFP4
-        kept = Counter(p.packed for p in self.planned if p.packed not in (None, QType.MXFP4))
+        packed = Counter(p.packed for p in self.planned if p.packed is not None)
+        if file_type in (0, 1, 32):
+            file_type = next((number for qtype, number in MOSTLY.items() if qtype in packed), file_type)
+        kept = Counter({qtype: n for qtype, n in packed.items() if qtype not in MOSTLY})
         if kept:
-            file_type = int(mix_of(kept.most_common(1)[0][0] or QType.F32))
+            file_type = int(mix_of(kept.most_common(1)[0][0]))
         self.config.values[FILE_TYPE] = file_type
         keys: Keys = {"general.architecture": (arch, ValueType.STRING)}
         if self.row.first_keys is not None:
@@ -225,7 +232,8 @@ class Job:
         """The tensors with their types, in the order they are written, and the file's type."""
         if kind in PLAIN:
             qtype, number = PLAIN[kind]
-            return [(p, plain_type(p, qtype)) for p in self.planned], number
+            eight = {t.name for t in self.tensors.values() if self.fp8_as_q8 and is_eight_bit(t)}
+            return [(p, plain_type(p, QType.Q8_0 if p.source in eight else qtype)) for p in self.planned], number
         by_name = {p.name: p for p in self.planned}
         specs = [TensorSpec(p.name, p.shape, QType.F32 if p.packed is None else p.packed) for p in self.planned]
         facts = ModelFacts.from_metadata({key: value for key, (value, _) in keys.items()})
@@ -241,6 +249,7 @@ class Job:
     def _say_decoded(self, kind: str) -> None:
         """Warn where quantized weights aren't kept, which is a choice and should be no accident."""
         decoded = [t for t in self.tensors.values() if isinstance(t, GroupedTensor) and not (self.keep and t.whole)]
+        decoded = [t for t in decoded if t.block_type is not QType.NVFP4]
         if decoded and kind != "F32":
             hint = "; auto keeps them as they are" if all(t.block_type for t in decoded) else ""
             some = f"{len(decoded)} quantized weights such as {decoded[0].source!r}"

@@ -5,30 +5,22 @@ Nothing is read here but headers, so everything that can be refused is refused b
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Callable, Iterator
 
 from ..errors import GGUFError
 from ..formats.tensor_types import QType
-from .checkpoint import StoredTensor
 from .hparams import Config
+from .kept_blocks import mxfp4_weights, nvfp4_weights
 from .naming import Architecture, Match
+from .planned import Array, Planned, Shape, Source, Tensors, blocks_reader, giver_of, packed_type, stacked
 from .quantized import GroupedTensor
 from .transforms import STACK, Gather
 
 __all__ = ["Planned", "guessed_type", "plan_tensors"]
 
-Array = npt.NDArray[Any]
-Shape = tuple[int, ...]
-Source = StoredTensor | GroupedTensor
-Tensors = Mapping[str, Source]
 
 # Parts of multimodal models that a text model's file leaves out.
 _OTHER_STARTS = (
@@ -40,36 +32,6 @@ _OTHER_PARTS = re.compile(
     r"|view_seperator|patch_embed|patch_merge_mlp\.|patch_merger\.|model\.connector\."
 )
 _NOT_NEEDED = (".attention.masked_bias", ".attention.bias", ".rotary_emb.inv_freq")
-_BLOCKS = (".mlp.experts.down_proj_blocks", ".mlp.experts.gate_up_proj_blocks")
-
-
-class Planned(NamedTuple):
-    """A tensor of the file to be.
-
-    Attributes
-    ----------
-    name : str
-    shape : tuple of int
-        Logical, in numpy's order.
-    make : callable
-        Gives its values as float32 or float16, or its packed bytes where `packed` says so.
-    packed : QType or None
-        The type in which it already lies in the checkpoint, kept whatever is asked for.
-    source : str
-        The checkpoint's name for it, for messages.
-    groups : int
-        Into how many equal parts it falls that can be made one by one.
-    part : callable or None
-        Makes those from one to another, where there are several.
-    """
-
-    name: str
-    shape: Shape
-    make: Callable[[], Array]
-    packed: QType | None
-    source: str
-    groups: int = 1
-    part: Callable[[int, int], Array] | None = None
 
 
 _PREDICTOR = re.compile(r"(?:model\.)?mtp\.(.+)")
@@ -140,9 +102,10 @@ def plan_tensors(tensors: Tensors, row: Architecture, config: Config, *, keep: b
     if row.predictors:
         _count_predictors(tensors, config)
     extra = row.rope_factors(config) if row.rope_factors is not None else {}
-    planned = [Planned(name, array.shape, _giver(array), None, "rope_parameters") for name, array in extra.items()]
+    planned = [Planned(name, array.shape, giver_of(array), None, "rope_parameters") for name, array in extra.items()]
     kept = dict(_kept(tensors, row, config))
-    planned += _mxfp4(kept, config)
+    planned += mxfp4_weights(kept, config)
+    planned += nvfp4_weights(kept, config, row)
     stacks: dict[int, dict[str, dict[int, Source]]] = {}
     gathered: dict[str, dict[int, Source]] = {}
     limit, seen = row.blocks(config), False
@@ -184,10 +147,6 @@ def plan_tensors(tensors: Tensors, row: Architecture, config: Config, *, keep: b
     return planned
 
 
-def _giver(array: Array) -> Callable[[], Array]:
-    return lambda: array
-
-
 def _gathered(match: Match, tensor: Source, found: dict[str, dict[int, Source]]) -> Iterator[Planned]:
     """A stack of numbered tensors once the last has come."""
     (target,), number = match.targets, match.block
@@ -197,13 +156,13 @@ def _gathered(match: Match, tensor: Source, found: dict[str, dict[int, Source]])
     parts = found.setdefault(target, {})
     parts[number] = tensor
     if len(parts) == match.transform.count:
-        yield _stack(target, found.pop(target), match, keep=False)
+        yield stacked(target, found.pop(target), match, keep=False)
 
 
 def _made(match: Match, tensor: Source, config: Config, row: Architecture, keep: bool) -> Iterator[Planned]:
     """What one tensor becomes."""
-    packed = _packed_type(tensor, match, keep)
-    read = tensor.values if packed is None else _blocks_reader(tensor)
+    packed = packed_type(tensor, match, keep)
+    read = tensor.values if packed is None else blocks_reader(tensor)
     try:
         shapes = match.transform.shapes(tensor.shape, config)
     except ValueError as error:
@@ -237,30 +196,6 @@ def _made(match: Match, tensor: Source, config: Config, row: Architecture, keep:
         yield Planned(name, shape, maker(index), packed, tensor.name, groups, part)
 
 
-def _packed_type(tensor: Source, match: Match, keep: bool) -> QType | None:
-    """The type in which a quantized weight is kept; None where it is decoded, or isn't quantized.
-
-    Raises
-    ------
-    GGUFError
-        If it is to be kept and made of whole numbers that no type holds.
-    """
-    if not keep or not isinstance(tensor, GroupedTensor) or not tensor.whole:
-        return None
-    reason = tensor.reason if match.transform.moves_rows else "the conversion changes more than the order of its rows"
-    if tensor.block_type is None or not match.transform.moves_rows:
-        raise GGUFError(
-            f"{tensor.path}: tensor {tensor.source!r} can't be kept without loss: {reason}; to decode it, name a type "
-            "instead of auto"
-        )
-    return tensor.block_type
-
-
-def _blocks_reader(tensor: Source) -> Callable[..., Array]:
-    assert isinstance(tensor, GroupedTensor)
-    return tensor.blocks
-
-
 def _stacked(
     match: Match,
     tensor: Source,
@@ -279,75 +214,7 @@ def _stacked(
         return []
     del stacks[block]
     names = [f"blk.{block}.{kind}.weight" for kind in row.expert_order]
-    return [_stack(name, parts[name], match, keep) for name in names]
-
-
-def _stack(name: str, experts: dict[int, Source], match: Match, keep: bool) -> Planned:
-    first = experts[0]
-    packed = _packed_type(first, match, keep)
-    for tensor in experts.values():
-        same = (tensor.shape, tensor.dtype) == (first.shape, first.dtype)
-        if not same or _packed_type(tensor, match, keep) != packed:
-            raise GGUFError(
-                f"{tensor.path}: tensor {tensor.name!r} is {tensor.shape} of {tensor.dtype}, the first expert's is "
-                f"{first.shape} of {first.dtype}"
-            )
-
-    reads = [t.values if packed is None else _blocks_reader(t) for _, t in sorted(experts.items())]
-
-    def make() -> Array:
-        return np.stack([read() for read in reads])
-
-    def part(start: int, stop: int) -> Array:
-        pieces = []
-        while start < stop:  # rows of one expert after the other
-            expert, row = divmod(start, height)
-            count = min(stop - start, height - row)
-            pieces.append(reads[expert](row, row + count))
-            start += count
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-    shape = (len(experts), *first.shape)
-    if len(first.shape) != 2:
-        return Planned(name, shape, make, packed, first.name)
-    height = first.shape[0]
-    return Planned(name, shape, make, packed, first.name, len(experts) * height, part)
-
-
-def _mxfp4(kept: dict[str, Source], config: Config) -> Iterator[Planned]:
-    """Experts that lie in MXFP4 blocks already; they are taken out of `kept`."""
-    for name in [n for n in kept if n.endswith(_BLOCKS)]:
-        blocks, scales = kept.pop(name), kept.pop(name.removesuffix("blocks") + "scales", None)
-        block = re.match(r"model\.layers\.(\d+)\.", name)
-        if not isinstance(scales, StoredTensor) or not isinstance(blocks, StoredTensor) or block is None:
-            raise GGUFError(f"{blocks.path}: tensor {blocks.name!r} has no scales beside it")
-        if len(blocks.shape) != 4 or blocks.shape[-1] != 16 or scales.shape != blocks.shape[:3]:
-            raise GGUFError(
-                f"{blocks.path}: tensor {blocks.name!r} is {blocks.shape} with scales of {scales.shape}; "
-                "[experts, rows, groups, 16] and [experts, rows, groups] were expected"
-            )
-        if int(block[1]) >= config.blocks:
-            raise GGUFError(f"{blocks.path}: tensor {blocks.name!r}: {config.source} says {config.blocks} blocks")
-        experts, rows, groups = scales.shape
-        kinds = ("ffn_gate_exps", "ffn_up_exps") if "gate_up" in name else ("ffn_down_exps",)
-        for start, kind in enumerate(kinds):
-            shape = (experts, rows // len(kinds), groups * 32)
-            part = _packer(blocks, scales, start, len(kinds))
-            make = functools.partial(part, 0, experts)
-            yield Planned(f"blk.{block[1]}.{kind}.weight", shape, make, QType.MXFP4, blocks.name, experts, part)
-
-
-def _packer(blocks: StoredTensor, scales: StoredTensor, first: int, step: int) -> Callable[[int, int], Array]:
-    def part(start: int, stop: int) -> Array:
-        codes = blocks.bits(start, stop)[:, first::step]
-        # A byte holds two neighbours in the checkpoint, and here an element with the one sixteen behind it.
-        low, high = codes & 15, codes >> 4
-        values = np.stack([low, high], axis=-1).reshape(*codes.shape[:-1], 32)
-        packed = values[..., :16] | (values[..., 16:] << 4)
-        whole = np.concatenate([scales.bits(start, stop)[:, first::step, :, None], packed], axis=-1)
-        return np.ascontiguousarray(whole.reshape(*whole.shape[:2], -1))
-
-    return part
+    return [stacked(name, parts[name], match, keep) for name in names]
 
 
 def _known_tokens(config: Config) -> int | None:

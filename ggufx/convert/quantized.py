@@ -19,7 +19,7 @@ from .checkpoint import StoredTensor
 from .hparams import Config
 from .regroup import E2M1, Grouped, block_type, blocks_of, e4m3, unpack
 
-__all__ = ["GroupedTensor", "is_quantized", "regrouped"]
+__all__ = ["GroupedTensor", "is_eight_bit", "is_quantized", "regrouped"]
 
 Array = npt.NDArray[Any]
 Stored = Mapping[str, StoredTensor]
@@ -48,6 +48,10 @@ class GroupedTensor:
         Why none does.
     whole : bool
         It is made of whole numbers, which some type may hold, and not of small floats.
+    eight_bit : bool
+        It is made of 8-bit floats.
+    factors : (float, float)
+        What all of it, and all that is multiplied with it, is multiplied by beside.
     """
 
     dtype = "F32"
@@ -62,12 +66,17 @@ class GroupedTensor:
         read: Callable[[int, int], Grouped | Array],
         fits: tuple[QType | None, str],
         whole: bool = True,
+        packed: Callable[[int, int], Array] | None = None,
+        factors: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         self.name, self.path, self.shape = name, part.path, shape
         self.source = part.name
         self._read = read
         self.block_type, self.reason = fits
         self.whole = whole
+        self.factors = factors
+        self.eight_bit = part.dtype.startswith("F8_")
+        self._packed = packed
 
     def _rows(self, start: int, stop: int | None) -> Grouped | Array:
         try:
@@ -82,6 +91,8 @@ class GroupedTensor:
 
     def blocks(self, start: int = 0, stop: int | None = None) -> Array:
         """Rows as blocks of :attr:`block_type`."""
+        if self._packed is not None:
+            return self._packed(start, self.shape[0] if stop is None else stop)
         rows = self._rows(start, stop)
         assert isinstance(rows, Grouped)
         assert self.block_type is not None
@@ -92,6 +103,11 @@ def is_quantized(config: Config) -> bool:
     """Whether a configuration is one of a quantized checkpoint, other than in MXFP4, which is read as it is."""
     said = config.get("quantization_config")
     return bool(said) and not (isinstance(said, dict) and said.get("quant_method") == "mxfp4")
+
+
+def is_eight_bit(tensor: object) -> bool:
+    """Whether a weight is one of 8-bit floats."""
+    return isinstance(tensor, GroupedTensor) and tensor.eight_bit
 
 
 def regrouped(tensors: Stored, config: Config) -> dict[str, StoredTensor | GroupedTensor]:
@@ -319,9 +335,10 @@ def _compressed(tensors: Stored, config: Config, said: dict[str, Any]) -> Iterat
             yield _packed(tensors, name, bits, int(size))
     elif kind == "nvfp4-pack-quantized":
         for name in [n.removesuffix("_packed") for n in tensors if n.endswith(".weight_packed")]:
-            weight, scale, whole = _need(tensors, name, "_packed", "_scale", "_global_scale")
-            inverse = whole.values().astype(np.float32).reshape(())
-            yield _nvfp4(weight, scale, name, np.float32(1) / inverse)
+            weight, scale, _ = _need(tensors, name, "_packed", "_scale", "_global_scale")
+            whole = _factor(tensors, f"{name}_global_scale", inverse=True)
+            inputs = _factor(tensors, name.removesuffix("weight") + "input_global_scale", inverse=True)
+            yield _nvfp4(weight, scale, name, whole, inputs)
     else:
         raise GGUFError(f"{config.source}: compressed-tensors in format {kind!r} isn't known")
 
@@ -359,24 +376,40 @@ def _modelopt(tensors: Stored, config: Config, said: dict[str, Any]) -> Iterator
             continue
         weight, scale = _need(tensors, name, "", "_scale")
         if weight.dtype == "U8":
-            (whole,) = _need(tensors, name, "_scale_2")
-            yield _nvfp4(weight, scale, name, whole.values().astype(np.float32).reshape(()))
+            inputs = _factor(tensors, name.removesuffix("weight") + "input_scale")
+            yield _nvfp4(weight, scale, name, _factor(tensors, f"{name}_scale_2"), inputs)
         else:
             yield _scaled(weight, scale, None)
 
 
-def _nvfp4(weight: StoredTensor, scale: StoredTensor, name: str, whole: Any) -> GroupedTensor:
+def _nvfp4(weight: StoredTensor, scale: StoredTensor, name: str, whole: Any, inputs: Any) -> GroupedTensor:
     """Four-bit floats in groups of 16 with an 8-bit scale, and a factor for the whole matrix."""
     if weight.dtype != "U8" or len(weight.shape) != 2 or scale.dtype != "F8_E4M3":
-        raise GGUFError(f"{weight.path}: tensor {weight.name!r} is {weight.dtype} of {weight.shape}, U8 was expected")
+        raise GGUFError(f"{weight.path}: tensor {weight.name!r} is {weight.dtype} of {weight.shape}; U8 was expected")
     rows, columns = weight.shape[0], weight.shape[1] * 2
     _check(scale, rows, columns // 16)
 
-    def read(start: int, stop: int) -> Array:
+    def codes(start: int, stop: int) -> Array:
         pairs = weight.bits(start, stop)
-        values = E2M1[np.stack([pairs & 15, pairs >> 4], axis=-1)].reshape(stop - start, -1, 16)
-        scaled: Array = values * (e4m3(scale.bits(start, stop)) * whole)[..., None]
+        return np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(stop - start, -1, 16)
+
+    def read(start: int, stop: int) -> Array:
+        scaled: Array = E2M1[codes(start, stop)] * (e4m3(scale.bits(start, stop)) * whole)[..., None]
         return scaled.reshape(stop - start, columns)
 
-    reason = "its factor for the whole matrix has no place in a block"
-    return GroupedTensor(weight, name, (rows, columns), read, (None, reason), False)
+    def packed(start: int, stop: int) -> Array:
+        values = codes(start, stop)
+        low = (values[..., :8] | values[..., 8:] << 4).reshape(stop - start, columns // 64, 32)
+        scales = (scale.bits(start, stop) & 127).reshape(stop - start, columns // 64, 4)
+        return np.concatenate([scales, low], axis=-1).reshape(stop - start, -1)
+
+    fits = (QType.NVFP4, "") if columns % 64 == 0 else (None, f"rows of {columns} aren't whole blocks of 64")
+    factors = (float(np.float32(whole)), float(np.float32(inputs)))
+    return GroupedTensor(weight, name, (rows, columns), read, fits, False, packed, factors)
+
+
+def _factor(tensors: Stored, name: str, *, inverse: bool = False) -> Any:
+    """A factor of a whole matrix, one where there is none."""
+    tensor = tensors.get(name)
+    value = np.float32(1) if tensor is None else tensor.values().astype(np.float32).reshape(-1)[0]
+    return np.float32(1) / value if inverse else value

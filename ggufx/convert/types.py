@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from ..formats.tensor_types import QType
-from .plan import Planned
+from .planned import Planned
 
-__all__ = ["MOSTLY_MXFP4", "PLAIN", "plain_type"]
+__all__ = ["MOSTLY", "PLAIN", "plain_type"]
 
 # The converter's own types; every other name is a mix of llama-quantize.
 PLAIN = {
@@ -18,7 +18,8 @@ PLAIN = {
     "TQ1_0": (QType.TQ1_0, 36),
     "TQ2_0": (QType.TQ2_0, 37),
 }
-MOSTLY_MXFP4 = 38
+# Types in which weights are kept whatever is asked for, and what a file of them says it is.
+MOSTLY = {QType.NVFP4: 39, QType.MXFP4: 38}
 _ALWAYS_F32 = re.compile(
     r"^(blk\.\d+\.(ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d|shortconv\.conv|altup_correct_coef|altup_predict_coef)"
     r"|position_embd|token_types)\.weight$"

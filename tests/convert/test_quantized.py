@@ -185,6 +185,71 @@ def test_floats_of_eight_bits_in_blocks(llama: Path, tmp_path: Path) -> None:
             assert np.array_equal(f[name].data, values[f"model.layers.0.mlp.{part}.weight"])
 
 
+def test_eight_bit_floats_as_q8_0(llama: Path, tmp_path: Path) -> None:
+    tensors: Tensors = {}
+    for name, array in plain(llama).items():
+        if not name.removesuffix(".weight").endswith(PARTS):
+            tensors[name] = ("F32", array.shape, array.tobytes())
+            continue
+        tensors[name] = ("F8_E4M3", array.shape, np.full(array.shape, 0x38, np.uint8).tobytes())
+        tensors[f"{name}_scale_inv"] = ("F32", (1, 1), np.float32(0.5).tobytes())
+    write_safetensors(llama / "model.safetensors", tensors)
+    configure(llama, {"quant_method": "fp8", "weight_block_size": [128, 128]})
+    with pytest.warns(ggufx.GGUFWarning, match="decoded and rounded"):
+        ggufx.convert(llama, tmp_path / "out.gguf", "f16", fp8_as_q8=True, sync=False)
+    with ggufx.open(tmp_path / "out.gguf") as f:
+        assert {n: t.qtype.name for n, t in f.tensors.items() if "ffn_up" in n} == {
+            "blk.0.ffn_up.weight": "Q8_0",
+            "blk.1.ffn_up.weight": "Q8_0",
+        }
+        assert f["token_embd.weight"].qtype.name == "F16"
+        assert np.allclose(f["blk.1.attn_q.weight"].dequantize(), 0.5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("maker", ["modelopt", "compressed-tensors"])
+def test_nvfp4_stays_as_it_is(maker: str, llama: Path, tmp_path: Path) -> None:
+    tensors: Tensors = {}
+    values, factors = {}, {}
+    rng = np.random.default_rng(1)
+    one_half = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+    theirs = maker == "modelopt"
+    for name, array in plain(llama).items():
+        stem = name.removesuffix(".weight")
+        if not stem.endswith(("q_proj", "up_proj")):
+            tensors[name] = ("F32", array.shape, array.tobytes())
+            continue
+        rows, columns = array.shape
+        codes = rng.integers(0, 16, array.shape, dtype=np.uint8)
+        scales = rng.integers(0x20, 0x60, (rows, columns // 16), dtype=np.uint8)
+        factor = np.float32(rng.random() + 0.25)
+        factors[name] = factor
+        values[name] = one_half[codes] * np.repeat(e4m3(scales), 16, axis=1)
+        packed = codes[:, ::2] | codes[:, 1::2] << 4
+        tensors[name if theirs else f"{name}_packed"] = ("U8", packed.shape, packed.tobytes())
+        tensors[f"{name}_scale"] = ("F8_E4M3", scales.shape, scales.tobytes())
+        stored = factor if theirs else np.float32(1) / factor
+        tensors[f"{name}_scale_2" if theirs else f"{name}_global_scale"] = ("F32", (1,), stored.tobytes())
+        tensors[f"{stem}.input_scale" if theirs else f"{stem}.input_global_scale"] = (
+            "F32",
+            (1,),
+            np.float32(1).tobytes(),
+        )
+    write_safetensors(llama / "model.safetensors", tensors)
+    settings = {"format": "nvfp4-pack-quantized", "config_groups": {"g": {"weights": {"num_bits": 4}}}}
+    configure(llama, {"quant_method": maker, "quant_algo": "NVFP4"} if theirs else {"quant_method": maker, **settings})
+    ggufx.convert(llama, tmp_path / "out.gguf", "f16", sync=False)
+    with ggufx.open(tmp_path / "out.gguf") as f:
+        assert f.metadata["general.file_type"] == 39
+        assert "blk.0.attn_q.input_scale" not in f.tensors  # which is one
+        for name, target in (("self_attn.q_proj", "attn_q"), ("mlp.up_proj", "ffn_up")):
+            wanted = values[f"model.layers.1.{name}.weight"]
+            wanted = permuted(wanted, 4) if "q_proj" in name else wanted
+            assert f[f"blk.1.{target}.weight"].qtype.name == "NVFP4"
+            assert np.array_equal(f[f"blk.1.{target}.weight"].dequantize(), wanted)
+            scale = f[f"blk.1.{target}.scale"].data
+            assert np.allclose(scale, factors[f"model.layers.1.{name}.weight"], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("said", "message"),
     [
