@@ -18,10 +18,10 @@ _Static_assert((int)LANES <= (int)GGUFX_MAX_LANES, "raise GGUFX_MAX_LANES");
     _Static_assert((values) % 32 == 0, "blocks of " #name " must be a multiple of 32 values");                         \
     static void blocks_##name(const float *const *x, const float *const *qw, const float *row_mean,                    \
                               const ggufx_lattice *lattice, uint8_t *const *block) {                                   \
-        wide columns_x[values], columns_qw[values];                                                                  \
+        wide columns_x[values], columns_qw[values];                                                                    \
         load_columns(columns_x, x, values);                                                                            \
         if (qw) load_columns(columns_qw, qw, values);                                                                  \
-        const columns in = {columns_x, qw ? columns_qw : NULL, load_lanes(row_mean), lattice};                        \
+        const columns in = {columns_x, qw ? columns_qw : NULL, load_lanes(row_mean), lattice};                         \
         encode_##name(&in, block);                                                                                     \
     }
 #define GGUFX_TYPE(name, id, values, bytes, encoded, ...) encoded(BLOCKS(name, values))
