@@ -54,13 +54,15 @@ def run(arguments: argparse.Namespace) -> int:
     def load(path: str) -> Runner:
         return Runner(path, dtype=arguments.dtype, threads=arguments.threads)
 
+    results: list[Perplexity] = []
     base: Any = arguments.base
     if base is not None and _is_gguf(base):
         if arguments.exact:
             base = load(base)
         else:
-            base = perplexity(load(base), **options, keep=arguments.keep or KEPT).top
-    results: list[Perplexity] = []
+            own = perplexity(load(base), **options, keep=arguments.keep or KEPT)
+            base, own.top = own.top, None
+            results.append(own)
     for k, path in enumerate(arguments.models):
         out = arguments.save_base if k == 0 else None
         small = out is not None and out.endswith(".npz")
@@ -97,7 +99,7 @@ def _tell(label: str, done: int, total: int) -> None:
 
 def lines(results: list[Any]) -> Iterator[str]:
     """The table of some results."""
-    first = results[0]
+    first = results[-1]
     scored = sum(map(len, first.nll))
     yield f"{first.tokens} tokens, {len(first.nll)} windows of {first.n_ctx}, {scored} scored"
     compared = first.divergence is not None
@@ -109,7 +111,9 @@ def lines(results: list[Any]) -> Iterator[str]:
     lack = 0.0
     for r in results:
         row = f"{printable(os.path.basename(r.label)):32} {r.value:10.4f} {r.error:8.4f}"
-        if compared:
+        if r.divergence is None:
+            row += " " * (len(head) - len(row))
+        else:
             s = r.divergence.summary()
             lack = max(lack, s["kl_may_lack"])
             p = s["kl_percentiles"]
