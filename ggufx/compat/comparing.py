@@ -21,13 +21,30 @@ import numpy.typing as npt
 
 from ..errors import GGUFError
 from ..formats.tensor_types import QType
+from .patching import DIFFERS, say_once
 
-__all__ = ["as_path", "decodes_alike", "encodes_alike", "model_file", "readers_agree", "same_values"]
+__all__ = ["as_path", "decodes_alike", "encodes_alike", "model_file", "readers_agree", "same_values", "verdict"]
 
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 # What `ReaderField.contents` is asked for.
 _PICKS = (slice(None), slice(1, 19, 3), slice(None, None, -1), 0, -1)
+
+
+def verdict(title: str, check: Callable[[], bool]) -> Callable[[], bool]:
+    """Make a function that runs a comparison at its first call, and remembers what it gave; says where it fails."""
+
+    @cache
+    def agrees() -> bool:
+        try:
+            same = check()
+        except Exception:  # the sample couldn't be made, or the package lacks something
+            same = False
+        if not same:
+            say_once(f"{title}: {DIFFERS}")
+        return same
+
+    return agrees
 
 
 def _random_bytes(count: int, seed: str) -> npt.NDArray[np.uint8]:

@@ -113,17 +113,13 @@ def _patch_reader(module: ModuleType, patches: Patches) -> State:
         return original_contents(self, index_or_slice) if values is NotImplemented else values
 
     ours: dict[str, Any] = dict(zip(READER_METHODS, (build_fields, build_tensor_info, build_tensors), strict=True))
-    verdict: list[bool] = []
 
-    def agrees() -> bool:
-        """Whether gguf's methods and ours read the same; found out at the first use."""
-        if not verdict:
-            theirs, mine = (type("Sample", (reader,), {n: own[n] for n in READER_METHODS}) for own in (originals, ours))
-            both = (None, None) if original_contents is None else (original_contents, contents)
-            verdict.append(comparing.readers_agree(theirs, mine, both))
-            if not verdict[0]:
-                say_once(f"{module.__name__}, reader: {DIFFERS}")
-        return verdict[0]
+    def compare() -> bool:
+        theirs, mine = (type("Sample", (reader,), {n: own[n] for n in READER_METHODS}) for own in (originals, ours))
+        both = (None, None) if original_contents is None else (original_contents, contents)
+        return comparing.readers_agree(theirs, mine, both)
+
+    agrees = comparing.verdict(f"{module.__name__}, reader", compare)
 
     def takes(self: Any) -> bool:
         """Whether this reader is as gguf made it; otherwise gguf's own loops run, which call what was overridden."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from struct import Struct
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -28,7 +28,7 @@ from ..read.shards import SHARD, SplitFile
 from ..read.tensor import Tensor
 from . import comparing
 from .gguf_package import opening
-from .patching import DIFFERS, Patches, State, say_once
+from .patching import DIFFERS, Patches, State
 from .transformers_loads import patch_making
 
 __all__ = ["parts"]
@@ -96,14 +96,10 @@ def _finish(path: Any, needed: bool, reader: Any) -> None:
 def _patch_loader(module: ModuleType, patches: Patches) -> State:
     original, parse_of_theirs = module.load_gguf_checkpoint, module._gguf_parse_value
 
-    @cache
-    def agrees() -> bool:
+    def compare() -> bool:
         with comparing.as_path(comparing.model_file()) as path:
             found = original(path)
-            same: bool = found == ours(path) and bool(found["tokenizer"])
-        if not same:
-            say_once(f"{module.__name__}, load_gguf_checkpoint: {DIFFERS}")
-        return same
+            return found == ours(path) and bool(found["tokenizer"])
 
     def ours(path: Any, return_tensors: bool = False, *arguments: Any, **options: Any) -> Any:
         opening.finish = partial(_finish, path, return_tensors)
@@ -111,6 +107,8 @@ def _patch_loader(module: ModuleType, patches: Patches) -> State:
             return original(path, return_tensors, *arguments, **options)
         finally:
             opening.finish = None
+
+    agrees = comparing.verdict(f"{module.__name__}, load_gguf_checkpoint", compare)
 
     @wraps(original)
     def load_gguf_checkpoint(gguf_checkpoint_path: Any, *arguments: Any, **options: Any) -> Any:
@@ -144,15 +142,13 @@ def _patch_string_arrays(module: ModuleType, patches: Patches) -> State:
                 return StringItems(np.asarray(blob), start, stop, count, False).values(), stop
         return None
 
-    @cache
-    def agrees() -> bool:
+    def compare() -> bool:
         words = [b"", b"word", "\N{SNOWMAN}".encode(), b"x" * 300] * 5
         raw = head.pack(_STRING, len(words)) + b"".join(len(w).to_bytes(8, "little") + w for w in words)
         blob = np.frombuffer(b"abc" + raw + b"abc", np.uint8)
-        same = all(original(blob, 3, _ARRAY, keep) == strings(blob, 3, keep) for keep in (False, True))
-        if not same:
-            say_once(f"{module.__name__}, string arrays: {DIFFERS}")
-        return same
+        return all(original(blob, 3, _ARRAY, keep) == strings(blob, 3, keep) for keep in (False, True))
+
+    agrees = comparing.verdict(f"{module.__name__}, string arrays", compare)
 
     def _read_value(blob: Any, pos: int, value_type: int, keep_strings: bool = False) -> tuple[Any, int]:
         if value_type == _ARRAY and isinstance(blob, np.ndarray) and pos + head.size <= len(blob) and agrees():
@@ -250,12 +246,10 @@ def _patch_decoders(module: ModuleType, patches: Patches) -> State:
             values = original(torch.from_numpy(raw.reshape(-1, qtype.block_bytes)), torch.float32)
             return values.numpy().reshape(len(raw), -1)  # type: ignore[no-any-return]
 
-        @cache
-        def agrees() -> bool:
-            same = comparing.decodes_alike(qtype, theirs, lambda raw: decode.dequantize(raw, qtype))
-            if not same:
-                say_once(f"{module.__name__}, {qtype.name}: {DIFFERS}")
-            return same
+        agrees = comparing.verdict(
+            f"{module.__name__}, {qtype.name}",
+            lambda: comparing.decodes_alike(qtype, theirs, lambda raw: decode.dequantize(raw, qtype)),
+        )
 
         def decode_either(blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
             here = dtype is torch.float32 and decodes_here(blocks, dtype) and agrees()

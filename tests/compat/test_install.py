@@ -12,13 +12,14 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import numpy as np
 import pytest
 from compat_runs import run
 
 from ggufx import compat
-from ggufx.compat import patching
+from ggufx.compat import comparing, patching
 from ggufx.gguf_names.lazylists import LazyList
 
 gguf = pytest.importorskip("gguf")
@@ -305,6 +306,17 @@ def test_one_file(vendored, good_files):
     assert type(copied.GGUFReader(good_files[0]).fields["many words"].parts) is LazyList
     assert compat.status().packages[alone.__name__] == {"reader": "patched"}
     assert not hasattr(copied.TensorNameMap.__init__, "__wrapped__")
+
+
+def test_comparison_that_fails(monkeypatch, caplog, good_files):
+    """What can't be compared is left alone, and said."""
+    patching._said.clear()
+    monkeypatch.setattr(comparing, "as_path", mock.Mock(side_effect=OSError))
+    with caplog.at_level(logging.WARNING, "ggufx.compat"), compat.patched():
+        for _ in range(2):
+            assert type(gguf.GGUFReader(good_files[0]).fields["many words"].parts) is list
+        assert compat.status().packages["gguf.gguf_reader"]["reader"] == patching.DIFFERS
+    assert ["reader: left alone" in r.message for r in caplog.records] == [True]
 
 
 def test_stubs(monkeypatch, caplog):
