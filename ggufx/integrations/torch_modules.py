@@ -44,7 +44,7 @@ def _over(array: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(array if array.flags.writeable else np.asarray(_Memory(array)))
 
 
-def _packed(weight: Any, qtype: QType | int | str | None, dims: int) -> tuple[torch.Tensor, QType]:
+def packed_blocks(weight: Any, qtype: QType | int | str | None, dims: int) -> tuple[torch.Tensor, QType]:
     """The blocks of a file's tensor, or given ones, as a tensor of uint8 with rows last, and their type."""
     label = "weight"
     if hasattr(weight, "check_readable"):
@@ -221,7 +221,7 @@ class Linear(_Packed, nn.Linear):
     ) -> None:
         nn.Module.__init__(self)
         self.precision = _check_precision(precision)
-        self._hold(*_packed(weight, qtype, 2), dtype)
+        self._hold(*packed_blocks(weight, qtype, 2), dtype)
         self.in_features, self.out_features = self.width, len(self.blocks)
         if order is not None:
             order = torch.as_tensor(order, dtype=torch.int64).detach().clone()
@@ -275,7 +275,7 @@ class Embedding(_Packed, nn.Embedding):
         padding_idx: int | None = None,
     ) -> None:
         nn.Module.__init__(self)
-        self._hold(*_packed(weight, qtype, 2), dtype)
+        self._hold(*packed_blocks(weight, qtype, 2), dtype)
         self.num_embeddings, self.embedding_dim = len(self.blocks), self.width
         self.padding_idx = padding_idx
         self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse = None, 2.0, False, False
@@ -319,7 +319,7 @@ class Experts(_Packed):
     ) -> None:
         nn.Module.__init__(self)
         self.precision = _check_precision(precision)
-        self._hold(*_packed(weight, qtype, 3), dtype)
+        self._hold(*packed_blocks(weight, qtype, 3), dtype)
         self.num_experts, self.out_features = self.blocks.shape[:2]
         self.in_features = self.width
         self.bias = _bias(bias, (self.num_experts, self.out_features), self.dtype)

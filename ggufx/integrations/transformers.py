@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..read.tensor import Tensor
+    from .transformers_packed import Packing
 
 __all__ = ["install_decoders", "load", "uninstall_decoders", "weight_names"]
 
@@ -45,7 +47,9 @@ _lock = threading.Lock()
 _decoders = Patches()
 
 
-def load(path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = None, **options: Any) -> Any:
+def load(
+    path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = None, packed: bool = False, **options: Any
+) -> Any:
     """Load a GGUF file, or all shards of a split one, into a transformers model.
 
     Parameters
@@ -56,6 +60,10 @@ def load(path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = N
         A model class, or one of transformers' auto classes; ``AutoModelForCausalLM`` by default.
     dtype : torch.dtype or str, optional
         Of the parameters: float32 (the default), float16 or bfloat16. Halves are float32 values rounded once.
+    packed : bool
+        Leave the weights of linear layers and embeddings as the file's blocks, where they are its rows in whatever
+        order, as :class:`ggufx.torch.Linear` and :class:`ggufx.torch.Embedding`. ``model.ggufx_packing`` then says what
+        stayed packed and what was decoded for which reason.
     **options
         Passed on to ``from_pretrained``.
 
@@ -94,6 +102,11 @@ def load(path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = N
         options["dtype"] = named if named == "auto" or not isinstance(named, str) else getattr(torch, named, named)
     thread = threading.get_ident()
     patches = Patches()
+    packing = None
+    if packed:
+        from .transformers_packed import Packing
+
+        packing = Packing()
     _wait_for_others(transformers)
     # One load at a time: while it runs, the loader's method is another for all threads, though it does for them what it
     # always did.
@@ -106,11 +119,18 @@ def load(path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = N
 
             def get_state_dict(self: Any, checkpoint_file: str, model: Any) -> Any:
                 mine = threading.get_ident() == thread and os.path.abspath(checkpoint_file) == first
+                if mine and packing is not None and self.supported:
+                    raise ValueError(
+                        f"{first}: transformers keeps this architecture packed itself; call install_kernels() and pass "
+                        "quantization_config=GgufConfig(dequantize=False) to from_pretrained"
+                    )
                 if self.supported or not mine or self.dtype not in (torch.float32, torch.float16, torch.bfloat16):
                     return theirs(self, checkpoint_file, model)
-                return _state_dict(first, model, self.dtype, legacy)
+                return _state_dict(first, model, self.dtype, legacy, packing)
 
             patches.set(Quantizer, "get_state_dict", get_state_dict)
+        elif packed:
+            raise ImportError(f"packed models need another transformers than {transformers.__version__}, 5.24 for one")
         else:
             say_once(f"transformers {transformers.__version__} isn't known: its own loading is used")
         cls = transformers.AutoModelForCausalLM if auto_class is None else auto_class
@@ -121,6 +141,9 @@ def load(path: str | os.PathLike[str], *, auto_class: Any = None, dtype: Any = N
     _refuse_empty(loaded[0] if isinstance(loaded, tuple) else loaded, first)
     # What the model remembers, and saves with itself, is the name, as with a folder and a name.
     model = loaded[0] if isinstance(loaded, tuple) else loaded
+    if packing is not None:
+        packing.apply(model)
+        model.ggufx_packing = packing
     remembered = getattr(getattr(model, "config", None), "quantization_config", None)
     if isinstance(remembered, dict) and remembered.get("gguf_file") == first:
         remembered["gguf_file"] = os.path.basename(first)
@@ -188,8 +211,10 @@ def _takes_splits() -> bool:
     return all(packages.get(f"transformers.{module}", {}).get(part) == "patched" for module, part in parts)
 
 
-def _state_dict(first: str, model: Any, dtype: torch.dtype, legacy: Any) -> dict[str, torch.Tensor]:
-    """Parameters by transformers' names, decoded from the file and its other shards."""
+def _state_dict(
+    first: str, model: Any, dtype: torch.dtype, legacy: Any, packing: Packing | None
+) -> dict[str, torch.Tensor]:
+    """Parameters by transformers' names, decoded from the file and its other shards; stand-ins of those kept packed."""
     import torch
 
     parsed = legacy.load_gguf_checkpoint(first, return_tensors=False)
@@ -198,18 +223,29 @@ def _state_dict(first: str, model: Any, dtype: torch.dtype, legacy: Any) -> dict
         processor_class = legacy.TENSOR_PROCESSORS.get(f.metadata["general.architecture"], legacy.TensorProcessor)
         processor = processor_class(config=parsed["config"])
         names = legacy.get_gguf_hf_weights_map(model, processor)
-        tensors = list(f.tensors.values())
+        tensors, kept = list(f.tensors.values()), {}
+        if packing is not None:
+            for tensor in tensors:
+                stand_in = None
+                if tensor.name in names:
+                    transform = partial(_processed, processor, tensor, names, parsed)
+                    stand_in = packing.take(model, names[tensor.name], tensor, dtype, transform)
+                elif tensor.ndim > 1:
+                    packing.decoded[tensor.name] = "the model has no parameter of this name, or joins it with others"
+                if stand_in is not None:
+                    kept[names[tensor.name]] = stand_in
+            tensors = [t for t in tensors if names.get(t.name) not in kept]
         direct = [t for t in tensors if t.name in names and _passes_through(processor, t, names, parsed)]
         wanted = "bfloat16" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")
         for name, values in loading.decode_all(direct, wanted, None).items():
-            tensor = torch.from_numpy(values.view(np.int16) if dtype == torch.bfloat16 else values)
-            found[names[name]] = tensor.view(dtype)
+            made = torch.from_numpy(values.view(np.int16) if dtype == torch.bfloat16 else values)
+            found[names[name]] = made.view(dtype)
         done = {t.name for t in direct}
         for name, weights in _decoded(t for t in tensors if t.name not in done):
             result = processor.process(weights=weights, name=name, tensor_key_mapping=names, parsed_parameters=parsed)
             if result.name in names:
                 found[names[result.name]] = torch.from_numpy(np.array(result.weights, order="C"))
-    return {name: tensor.to(dtype) for name, tensor in found.items()}
+    return {name: tensor.to(dtype) for name, tensor in found.items()} | kept
 
 
 def _decoded(tensors: Iterable[Tensor]) -> Iterable[tuple[str, npt.NDArray[Any]]]:
@@ -225,12 +261,19 @@ def _passes_through(processor: Any, tensor: Tensor, names: dict[str, str], parse
         return False
     # One number stands for all values, so that asking costs nothing.
     sample = np.broadcast_to(np.float32(1), tensor.shape)
+    return _processed(processor, tensor, names, parsed, sample) is sample
+
+
+def _processed(processor: Any, tensor: Tensor, names: dict[str, str], parsed: dict[str, Any], sample: Any) -> Any:
+    """What the processor makes of values; None if it does more than to return them."""
+    if "_exps" in tensor.name:
+        return None
     before = dict(parsed["tensors"])
     result = processor.process(weights=sample, name=tensor.name, tensor_key_mapping=names, parsed_parameters=parsed)
     kept = parsed["tensors"].keys() == before.keys()
     parsed["tensors"].clear()
     parsed["tensors"].update(before)
-    return kept and result.name == tensor.name and result.weights is sample
+    return result.weights if kept and result.name == tensor.name else None
 
 
 def install_decoders() -> None:
