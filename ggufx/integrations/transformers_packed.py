@@ -154,11 +154,11 @@ def _packed_module(module: nn.Module, what: _Kept, dtype: torch.dtype) -> Any:
         bias = module._parameters.get("bias")
         return Linear(what.blocks, bias, qtype=what.qtype, dtype=dtype, order=what.order).train(module.training)
     new = Embedding(what.blocks, qtype=what.qtype, dtype=dtype, padding_idx=module.padding_idx).train(module.training)
-    kind = type(module)
+    kind: Any = type(module)
     if kind is nn.Embedding:
         return new
     # Its own forward goes on from the rows: let it find ours where it looks for torch's.
-    mixed = type(f"Packed{kind.__name__}", (kind, Embedding), {"__module__": __name__, "weight": Embedding.weight})
+    mixed: Any = type(f"Packed{kind.__name__}", (kind, Embedding), {"__module__": __name__, "weight": Embedding.weight})  # type: ignore[call-overload, unused-ignore]
     whole = mixed.__new__(mixed)
     whole.__dict__.update(module.__dict__)
     for name, value in new.__dict__.items():
