@@ -26,7 +26,12 @@ from ggufx.imatrix import Entry, ImportanceMatrix
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md") if path.name != "api.md")  # a list of names alone
 # Packages and programs that a page is about.
-NEEDS = {"arrays.md": ["torch"], "packed.md": ["torch"], "drop-in.md": ["gguf", "gguf-dump"], "convert.md": ["tokenizers"]}
+NEEDS = {
+    "arrays.md": ["torch"],
+    "packed.md": ["torch"],
+    "drop-in.md": ["gguf", "gguf-dump"],
+    "convert.md": ["tokenizers"],
+}
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
