@@ -166,7 +166,7 @@ def _model_rows(
                 seconds, exact = 0.0, True
                 for t in group:
                     packed, out = t.packed(), memory[: t.size * DTYPES[dtype].itemsize].view(DTYPES[dtype])
-                    as_asked = partial(dequantize, qtype=qtype, dtype=dtype, byteorder=t.byte_order)
+                    as_asked = partial(dequantize, qtype=qtype, dtype=dtype, byteorder=t.byteorder)
                     seconds += _best(
                         partial(as_asked, packed, out=out, threads=threads, path=name), BUDGET / len(group)
                     )

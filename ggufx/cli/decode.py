@@ -77,7 +77,7 @@ def _pieces(tensor: Tensor, dtype: str) -> Iterator[npt.NDArray[np.uint8]]:
         blocks = packed[start : start + step * qtype.block_bytes]
         out = buffer[: blocks.size // qtype.block_bytes * qtype.block_size]
         wanted = "bfloat16" if name == "bfloat16" else target
-        ggufx.dequantize(blocks, qtype, dtype=wanted, out=out, byteorder=tensor.byte_order)
+        ggufx.dequantize(blocks, qtype, dtype=wanted, out=out, byteorder=tensor.byteorder)
         yield out.astype(target.newbyteorder("<"), copy=False).view(np.uint8)
 
 

@@ -122,7 +122,7 @@ def describe(f: GGUFFile) -> dict[str, Any]:
             "path": _text(str(f.path)),
             "bytes": f.size,
             "version": f.version,
-            "byte_order": f.byte_order,
+            "byteorder": f.byteorder,
             "alignment": f.alignment,
         },
         "metadata": metadata,
@@ -185,7 +185,7 @@ def render(report: dict[str, Any]) -> Iterator[str]:
     """Lines of text for a report of :func:`describe`, without anything a terminal could take for a command."""
     file, total = report["file"], report["total"]
     yield (
-        f"{printable(file['path'])}: GGUF version {file['version']}, {file['byte_order']}-endian, "
+        f"{printable(file['path'])}: GGUF version {file['version']}, {file['byteorder']}-endian, "
         f"{format_size(file['bytes'])} ({file['bytes']:,} bytes), alignment {file['alignment']}"
     )
     yield ""

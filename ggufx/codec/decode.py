@@ -400,7 +400,7 @@ def _tensor(tensor: Any, qtype: QType | int | str | None, shape: Any, **options:
         raise ValueError(f"{tensor.label} isn't {QType.parse(qtype).name}; leave qtype out")
     tensor.check_readable()
     shape = tensor.shape if shape is None else shape
-    return dequantize(tensor.packed(), tensor.qtype, shape=shape, byteorder=tensor.byte_order, **options)
+    return dequantize(tensor.packed(), tensor.qtype, shape=shape, byteorder=tensor.byteorder, **options)
 
 
 _INTEGERS = frozenset({QType.I8, QType.I16, QType.I32, QType.I64})

@@ -96,7 +96,7 @@ def _packed_rows(weight: Any, qtype: QType | int | str | None, dims: int) -> tup
         except GGUFError as error:
             raise GGUFError(f"{label}: {error}") from None
         packed = weight.packed().reshape(prod(shape[:-1]), row)
-        return _Rows(packed, kind, shape[-1], weight.byte_order == "big", label), shape[:-1]
+        return _Rows(packed, kind, shape[-1], weight.byteorder == "big", label), shape[:-1]
     if qtype is None:
         raise TypeError(f"weight must be a Tensor, or blocks with qtype=, not {type(weight).__name__} alone")
     kind = QType.parse(qtype)

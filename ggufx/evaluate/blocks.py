@@ -83,10 +83,10 @@ class _Tally:
 
 
 def _scale_faults(
-    blocks: npt.NDArray[np.uint8], qtype: QType, byte_order: str
+    blocks: npt.NDArray[np.uint8], qtype: QType, byteorder: str
 ) -> Iterator[tuple[str, str, npt.NDArray[np.bool_]]]:
     for name, offset, code in SCALES.get(qtype, ()):
-        dtype = np.dtype(code).newbyteorder(">" if byte_order == "big" else "<")
+        dtype = np.dtype(code).newbyteorder(">" if byteorder == "big" else "<")
         values = np.ascontiguousarray(blocks[:, offset : offset + dtype.itemsize]).view(dtype)[:, 0]
         nan = np.isnan(values)
         yield "nan scale", name, nan
@@ -120,10 +120,10 @@ def scan_blocks(tensor: Tensor) -> Iterator[Finding]:
     for base in range(0, len(largest), step):
         raw = packed[base * unit : (base + step) * unit]
         if qtype.is_quantized:
-            for kind, name, mask in _scale_faults(raw.reshape(-1, qtype.block_bytes), qtype, tensor.byte_order):
+            for kind, name, mask in _scale_faults(raw.reshape(-1, qtype.block_bytes), qtype, tensor.byteorder):
                 tallies.setdefault((kind, name), _Tally()).add(mask, base)
         values = buffer[: raw.size // qtype.block_bytes * qtype.block_size]
-        dequantize(raw, qtype, out=values, byteorder=tensor.byte_order, threads=1)
+        dequantize(raw, qtype, out=values, byteorder=tensor.byteorder, threads=1)
         np.abs(values, out=values)
         whole = len(values) // block * block
         tops = largest[base : base + step]

@@ -115,7 +115,7 @@ class _Task:
 def _equal_bits(a: Weights, b: Weights) -> bool:
     if a.tensor is None or b.tensor is None or a.type_name != b.type_name or a.nbytes != b.nbytes:
         return False
-    if a.tensor.byte_order != b.tensor.byte_order:
+    if a.tensor.byteorder != b.tensor.byteorder:
         return False
     ours, theirs = a.tensor.packed(), b.tensor.packed()
     return all(np.array_equal(ours[k : k + (4 << 20)], theirs[k : k + (4 << 20)]) for k in range(0, len(ours), 4 << 20))

@@ -43,7 +43,7 @@ def make_manifest(f: GGUFFile, checksums: dict[str, str]) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``form``, ``byte_order``, ``metadata`` (SHA-256 of each key's type and stored value; ``split.*`` and the
+        ``form``, ``byteorder``, ``metadata`` (SHA-256 of each key's type and stored value; ``split.*`` and the
         alignment, which belong to the layout, left out) and ``tensors`` (type, shape and SHA-256 of each).
     """
     metadata = {}
@@ -57,7 +57,7 @@ def make_manifest(f: GGUFFile, checksums: dict[str, str]) -> dict[str, Any]:
         for name, t in f.tensors.items()
         if name in checksums
     }
-    return {"form": FORM, "byte_order": f.byte_order, "metadata": metadata, "tensors": tensors}
+    return {"form": FORM, "byteorder": f.byteorder, "metadata": metadata, "tensors": tensors}
 
 
 def write_manifest(manifest: dict[str, Any], path: str | os.PathLike[str], inputs: list[str]) -> None:
@@ -107,8 +107,8 @@ def check_manifest(found: dict[str, Any], expected: dict[str, Any]) -> Iterator[
     Finding
         ``manifest``, for each tensor and key that is missing, new or different.
     """
-    if found["byte_order"] != expected.get("byte_order"):
-        text = f"byte order is {found['byte_order']}, the manifest has {expected.get('byte_order')}"
+    if found["byteorder"] != expected.get("byteorder"):
+        text = f"byte order is {found['byteorder']}, the manifest has {expected.get('byteorder')}"
         yield Finding(ERROR, "manifest", "", text)
     for part, what in (("metadata", "metadata key"), ("tensors", "tensor")):
         ours, theirs = found[part], expected[part]

@@ -25,7 +25,7 @@ def _shown(value: Any) -> str:
 
 
 def _equal(a: GGUFFile, b: GGUFFile, key: str) -> bool:
-    if a.byte_order == b.byte_order and a.version == b.version:
+    if a.byteorder == b.byteorder and a.version == b.version:
         return bool(np.array_equal(a.metadata.raw(key), b.metadata.raw(key)))
     one, other = a.metadata[key], b.metadata[key]
     return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else bool(one == other)

@@ -59,7 +59,7 @@ def packed_blocks(weight: Any, qtype: QType | int | str | None, dims: int) -> tu
         except GGUFError as error:
             raise GGUFError(f"{label}: {error}") from None
         raw = weight.packed().reshape(*weight.shape[:-1], row)
-        blocks = _over(swap_bytes(raw, kind) if weight.byte_order == "big" else raw)
+        blocks = _over(swap_bytes(raw, kind) if weight.byteorder == "big" else raw)
     else:
         if qtype is None:
             raise TypeError(f"weight must be a Tensor, or blocks with qtype=, not {type(weight).__name__} alone")

@@ -196,7 +196,7 @@ def _tasks(tensor: Tensor, out: npt.NDArray[Any], dtype: npt.DTypeLike | str | N
     for start in range(0, len(flat), TASK_VALUES):
         stop = min(start + TASK_VALUES, len(flat))
         first, last = (i // kind.block_size * kind.block_bytes for i in (start, stop))
-        yield _Task(packed[first:last], kind, flat[start:stop], own, tensor.byte_order)
+        yield _Task(packed[first:last], kind, flat[start:stop], own, tensor.byteorder)
 
 
 class _Task(NamedTuple):
@@ -206,7 +206,7 @@ class _Task(NamedTuple):
     kind: QType
     out: npt.NDArray[Any]
     dtype: npt.DTypeLike | str | None
-    byte_order: str
+    byteorder: str
 
     def run(self) -> None:
         dequantize(
@@ -216,5 +216,5 @@ class _Task(NamedTuple):
             dtype=self.dtype,
             out=self.out,
             threads=1,
-            byteorder=self.byte_order,
+            byteorder=self.byteorder,
         )

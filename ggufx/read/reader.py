@@ -88,7 +88,7 @@ class GGUFFile:
         The path it was opened by.
     version : int
         GGUF version: 1, 2 or 3.
-    byte_order : str
+    byteorder : str
         ``"little"`` or ``"big"``.
     alignment : int
         Bytes; ``general.alignment``, 32 where it is absent.
@@ -109,7 +109,7 @@ class GGUFFile:
     def __init__(self, path: str, source: Source, header: Header) -> None:
         self.path = path
         self.version = header.version
-        self.byte_order = "big" if header.big_endian else "little"
+        self.byteorder = "big" if header.big_endian else "little"
         self.alignment = header.alignment
         self.data_offset = header.data_offset
         self.problems: tuple[Problem, ...] = header.problems
@@ -122,7 +122,7 @@ class GGUFFile:
         """Take on what describes another file, for a view of several."""
         self.path = path
         self.version = other.version
-        self.byte_order = other.byte_order
+        self.byteorder = other.byteorder
         self.alignment = other.alignment
         self.data_offset = other.data_offset
         self._source = other._source
@@ -252,7 +252,7 @@ class GGUFFile:
             kept = ", but an array made from it keeps its map" if self.is_mapped else ""
             return f"<GGUFFile {self.path!r} closed{kept}>"
         faults = f", {len(self.problems)} problems" if self.problems else ""
-        return f"<GGUFFile {self.path!r} version {self.version}, {self.byte_order}-endian, {self._contents()}{faults}>"
+        return f"<GGUFFile {self.path!r} version {self.version}, {self.byteorder}-endian, {self._contents()}{faults}>"
 
     def _contents(self) -> str:
         return f"{len(self._metadata)} metadata fields, {len(self.tensors)} tensors"

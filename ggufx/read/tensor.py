@@ -90,7 +90,7 @@ class Tensor:
         return prod(self.ggml_shape)
 
     @property
-    def byte_order(self) -> str:
+    def byteorder(self) -> str:
         """Byte order of the stored fields, ``"little"`` or ``"big"``."""
         return "big" if self._source.big_endian else "little"
 
@@ -178,7 +178,7 @@ class Tensor:
             out=out,
             threads=threads,
             path=path,
-            byteorder=self.byte_order,
+            byteorder=self.byteorder,
         )
 
     def to_torch(self, device: Any = "cpu", dtype: Any = None, *, threads: int | None = None) -> Any:
@@ -342,9 +342,7 @@ class Tensor:
 
         for first, last, packed in entries(self._source, self.offset, count, each, flat):
             part = target[first:last]
-            dequantize(
-                packed, kind, shape=part.shape, dtype=dtype, out=part, threads=threads, byteorder=self.byte_order
-            )
+            dequantize(packed, kind, shape=part.shape, dtype=dtype, out=part, threads=threads, byteorder=self.byteorder)
         return out
 
     def expert(self, k: int) -> Tensor:

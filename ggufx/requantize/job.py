@@ -278,7 +278,7 @@ def writer_of(
     first = model.files[0]
     writer = Writer(
         output,
-        byteorder=first.byte_order,
+        byteorder=first.byteorder,
         split_always=split,
         split_first_empty=split and next(iter(model.sources.values())).shard > 0,
         inputs=inputs_of(model, importance),

@@ -59,7 +59,7 @@ def cut(name: str, tensor: Tensor, qtype: QType, weights: Floats | None) -> Iter
 
 def _decoded(rows: Tensor) -> Floats:
     """A matrix of rows as float32; what is float32 already stays where it is."""
-    if rows.qtype is QType.F32 and rows.byte_order == "little":
+    if rows.qtype is QType.F32 and rows.byteorder == "little":
         return rows.data
     return rows.dequantize(np.float32, threads=1)
 

@@ -213,7 +213,7 @@ def _number(encoded: Encoded | None, layout: Layout) -> float | None:
 
 
 def _layout(f: GGUFFile) -> Layout:
-    return Layout(f.byte_order, f.version)
+    return Layout(f.byteorder, f.version)
 
 
 def _header(f: GGUFFile, layout: Layout, fields: Mapping[str, Encoded]) -> bytes:

@@ -205,7 +205,7 @@ def _from_tensor(name: str, tensor: Tensor, shape: Sequence[int] | None, kind: Q
         swap = _swapped(kind, byteorder)
         return Entry(name, dims, kind, size, lambda: _quantized(name, tensor.dequantize(np.float32), kind), swap)
     swap = None
-    if tensor.byte_order != byteorder:
+    if tensor.byteorder != byteorder:
         if not isinstance(own, QType):
             raise GGUFError(f"{tensor.label} has type id {own}, which isn't known, so its bytes can't be swapped")
         swap = own

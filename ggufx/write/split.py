@@ -52,7 +52,7 @@ def split(
         _check_whole(f)
         writer = Writer(
             output,
-            byteorder=f.byte_order,
+            byteorder=f.byteorder,
             version=f.version,
             split_max_bytes=max_bytes,
             split_max_tensors=max_tensors,
@@ -99,7 +99,7 @@ def merge(
             raise GGUFError(f"{f.path} is no shard of a set: it has no split.count above 0")
         writer = Writer(
             output,
-            byteorder=f.byte_order,
+            byteorder=f.byteorder,
             version=f.version,
             inputs=[shard.path for shard in f.shards] if isinstance(f, SplitFile) else [path],
             sync=sync,

@@ -83,7 +83,7 @@ def sample(version=3, big=False):
 def test_every_value(tmp_path, kind, mode):
     path = sample(*kind).write(tmp_path / "m.gguf")
     with ggufx.open(path, mode=mode) as f:
-        assert (f.version, f.byte_order) == (kind[0], "big" if kind[1] else "little")
+        assert (f.version, f.byteorder) == (kind[0], "big" if kind[1] else "little")
         assert (f.alignment, f.path) == (32, str(path))
         m = f.metadata
         assert m["general.architecture"] == "llama"

@@ -42,7 +42,7 @@ def test_files_written_by_gguf(tmp_path, order):
     writer.write_tensors_to_file()
     writer.close()
     with ggufx.open(path) as f:
-        assert f.byte_order == order.lower()
+        assert f.byteorder == order.lower()
         assert f.alignment == 64
         m = f.metadata
         assert m["llama.block_count"] == 3

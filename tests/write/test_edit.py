@@ -547,7 +547,7 @@ def test_endian_there_and_back(model: Path, tmp_path: Path) -> None:
         big, back = tmp_path / "big.gguf", tmp_path / "back.gguf"
         convert_endian(source, big, "big")
         with ggufx.open(source) as f, ggufx.open(big) as g:
-            assert g.byte_order == "big"
+            assert g.byteorder == "big"
             for name, t in f.tensors.items():
                 if t.qtype in (QType.I8, QType.I16, QType.I32, QType.I64):
                     np.testing.assert_array_equal(t.data, g[name].data)

@@ -284,7 +284,7 @@ def test_big_endian_blocks_read_back(tmp_path: Path, qtype: QType) -> None:
         w.add("t", packed.tobytes(), shape=(8 * qtype.block_size,), qtype=qtype)
     assert path.read_bytes()[4:8] == b"\0\0\0\3"
     with ggufx.open(path) as f:
-        assert (f.byte_order, f.metadata["n"]) == ("big", 1)
+        assert (f.byteorder, f.metadata["n"]) == ("big", 1)
         want = ggufx.dequantize(packed, qtype) if qtype is not QType.I64 else packed.view(np.int64)
         got = f["t"].dequantize() if qtype is not QType.I64 else f["t"].data
         np.testing.assert_array_equal(got, want)
