@@ -1,5 +1,16 @@
 #include "cpu.h"
 
+#if GGUFX_NEON && defined(__linux__)
+#include <sys/auxv.h>
+
+/* HWCAP_ASIMDDP of Linux' asm/hwcap.h, which older headers lack. */
+int ggufx_cpu_has_dotprod(void) { return (getauxval(AT_HWCAP) >> 20 & 1) != 0; }
+#elif GGUFX_NEON && defined(__APPLE__)
+int ggufx_cpu_has_dotprod(void) { return 1; } /* since the A13 and in every M1 */
+#else
+int ggufx_cpu_has_dotprod(void) { return 0; }
+#endif
+
 #if GGUFX_X86
 #include <cpuid.h>
 #include <xmmintrin.h>

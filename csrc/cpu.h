@@ -16,10 +16,18 @@
 #define GGUFX_NEON 0
 #endif
 
+/* Whether the compiler can use NEON's dot products in one file; older clangs only where all files may. */
+#if GGUFX_NEON && (!defined(__clang__) || __clang_major__ >= 16 || defined(__ARM_FEATURE_DOTPROD))
+#define GGUFX_DOTPROD_BUILT 1
+#else
+#define GGUFX_DOTPROD_BUILT 0
+#endif
+
 /* True where CPU and operating system both support everything the path's target pragma names. */
 int ggufx_cpu_has_avx2(void);
 int ggufx_cpu_has_avx512(void);
-int ggufx_cpu_has_vnni(void); /* beside AVX-512 */
+int ggufx_cpu_has_vnni(void);    /* beside AVX-512 */
+int ggufx_cpu_has_dotprod(void); /* beside NEON */
 
 /* Sets this thread's floating-point control to what the language starts with (round to nearest, subnormals kept) and
  * returns what it was; other libraries leave flush-to-zero on, which would change decoded bits. */

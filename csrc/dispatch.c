@@ -64,6 +64,9 @@ const ggufx_code_dots *ggufx_code_dots_at(int i) {
     if (paths[i].path == &ggufx_path_avx512 && has_vnni()) return &ggufx_code_dots_vnni;
     if (paths[i].path != &ggufx_path_scalar) return &ggufx_code_dots_avx2;
 #elif GGUFX_NEON
+#if GGUFX_DOTPROD_BUILT
+    if (paths[i].path == &ggufx_path_neon && ggufx_cpu_has_dotprod()) return &ggufx_code_dots_dotprod;
+#endif
     if (paths[i].path == &ggufx_path_neon) return &ggufx_code_dots_neon;
 #endif
     return NULL;

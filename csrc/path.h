@@ -48,7 +48,7 @@ typedef struct ggufx_code_dots {
     ggufx_code_dot_fn *dot[GGUFX_IDS][2];
 } ggufx_code_dots;
 
-extern const ggufx_code_dots ggufx_code_dots_avx2, ggufx_code_dots_vnni, ggufx_code_dots_neon;
+extern const ggufx_code_dots ggufx_code_dots_avx2, ggufx_code_dots_vnni, ggufx_code_dots_neon, ggufx_code_dots_dotprod;
 
 /* NULL where the path has none. */
 const ggufx_code_dots *ggufx_code_dots_at(int i);

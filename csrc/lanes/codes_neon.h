@@ -1,4 +1,5 @@
-/* Words over codes times codes in NEON; with its dot products where the compiler's target has them. */
+/* Words over codes times codes in NEON. Where the including file defines GGUFX_DOTPROD, one instruction makes the
+ * products. */
 #ifndef GGUFX_LANES_CODES_NEON_H
 #define GGUFX_LANES_CODES_NEON_H
 
@@ -23,7 +24,7 @@ enum { CODE_CHAINS = 1 };
 
 /* Four sums of products of sixteen codes. A pair of products fits 16 bits: at most 2 * 128 * 127. */
 INLINE int32x4_t sixteen_products(int8x16_t q, int8x16_t x) {
-#if defined(__ARM_FEATURE_DOTPROD)
+#ifdef GGUFX_DOTPROD
     return vdotq_s32(vdupq_n_s32(0), q, x);
 #else
     return vpaddlq_s16(vmlal_high_s8(vmull_s8(vget_low_s8(q), vget_low_s8(x)), q, x));

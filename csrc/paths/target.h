@@ -11,9 +11,11 @@
 #define VNNI_FEATURES AVX512_FEATURES ",avx512vnni"
 
 #if defined(__clang__)
+#define DOTPROD_FEATURES "dotprod"
 #define TARGET_BEGIN(features) PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
 #define TARGET_END PRAGMA(clang attribute pop)
 #else
+#define DOTPROD_FEATURES "arch=armv8.2-a+dotprod"
 #define TARGET_BEGIN(features) PRAGMA(GCC push_options) PRAGMA(GCC target(features))
 #define TARGET_END PRAGMA(GCC pop_options)
 #endif

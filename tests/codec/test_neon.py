@@ -155,6 +155,15 @@ def test_pages_of_16_kib(program, toolchain, records):
     assert "pages of 16384" in check([*toolchain[1], "-p", 16384, program, records, "neon"])
 
 
+def test_without_dot_products(program, toolchain, tmp_path):
+    """A CPU of the first generation, which lacks an instruction that products of codes use where it is there."""
+    if not toolchain[1]:
+        pytest.skip("not emulated: the CPU is what it is")
+    (tmp_path / "products").write_bytes(b"".join(product_record(qtype) for qtype in BLOCK_TYPES))
+    command = [*toolchain[1], "-cpu", "cortex-a72", program, tmp_path / "products", "neon"]
+    assert check(command).startswith(f"{len(BLOCK_TYPES)} records, ")
+
+
 def test_differences_are_found(program, toolchain, tmp_path, golden):
     """The comparison itself, given one wrong bit of a value or of a quantized byte."""
     decoded = bytearray(decode_record(QType.Q6_K, golden["Q6_K.raw"][:40]))
