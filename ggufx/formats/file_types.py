@@ -1,6 +1,6 @@
 """The mixes of llama.cpp (``general.file_type``), kept apart from the types of single tensors.
 
-A mix such as ``Q4_K_M`` is a recipe that gives each tensor a type; :mod:`ggufx.recipes` holds the recipes.
+A mix such as ``Q4_K_M`` is a recipe that gives each tensor a type; :mod:`ggufx.requantize.mixes` holds the recipes.
 """
 
 from __future__ import annotations

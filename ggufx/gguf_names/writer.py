@@ -103,8 +103,8 @@ class GGUFWriter(GGUFFields):
     Notes
     -----
     ``add_block_count``, ``add_token_list`` and the rest of gguf's calls exist under their names; the table of their
-    keys is :data:`ggufx.gguf_keys.KEYS`. Shards after the first repeat ``general.alignment`` where it was set, because
-    each is read by itself; gguf leaves it out.
+    keys is :data:`ggufx.gguf_names.keys.KEYS`. Shards after the first repeat ``general.alignment`` where it was set,
+    because each is read by itself; gguf leaves it out.
     """
 
     def __init__(

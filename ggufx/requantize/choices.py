@@ -1,4 +1,4 @@
-"""The type of every tensor of a model, by the rules of :mod:`ggufx.recipes`.
+"""The type of every tensor of a model, by the rules of :mod:`ggufx.requantize.mixes`.
 
 The counting of layers follows llama-quantize's own: dense models count the tensors of a role in the order it visits
 them, mixtures of experts read the block number.

@@ -2,7 +2,8 @@
 
 Read :data:`RULES` from top to bottom: the first row whose mix, role and condition fit gives the type; a tensor
 without a row keeps the mix's default type. Before it stands :func:`kept_reason` (tensors that are never quantized),
-after it :data:`FALLBACKS` (rows that aren't whole blocks). :mod:`ggufx.choices` walks over a model with them.
+after it :data:`FALLBACKS` (rows that aren't whole blocks). :mod:`ggufx.requantize.choices` walks over a model with
+them.
 """
 
 from __future__ import annotations

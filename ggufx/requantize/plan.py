@@ -305,7 +305,7 @@ def plan(
     Parameters
     ----------
     tensors : iterable
-        ``f.tensors.values()`` of an opened file, or :class:`~ggufx.choices.TensorSpec`.
+        ``f.tensors.values()`` of an opened file, or :class:`~ggufx.requantize.choices.TensorSpec`.
     metadata : mapping
         ``f.metadata``, or the keys of a model that isn't there yet.
     memory : int, optional

@@ -1,7 +1,7 @@
 """What a tensor of a file will be: its logical shape, its type and its bytes, which have to agree.
 
 Whatever a caller gives (an array, packed blocks, an opened file's tensor, a promise of bytes) becomes an
-:class:`~ggufx.stream.Entry`. Shapes count values, never bytes.
+:class:`~ggufx.write.stream.Entry`. Shapes count values, never bytes.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def replace_span(target: str, lock: int, header: bytes, start: int, new: bytes, 
     target : str
         The file; no link.
     lock : int
-        What :func:`~ggufx.outfile.lock_file` gave.
+        What :func:`~ggufx.write.outfile.lock_file` gave.
     header : bytes
         The header as it is.
     start : int

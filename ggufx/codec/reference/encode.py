@@ -5,7 +5,7 @@ same shape or None, and, for the types that weigh by a whole row, that row's mea
 blocks' bytes, uint8 (blocks, bytes). The bytes are those of ggml 0.20.2 built for x86-64 without fused operations.
 
 Every operation rounds to float32 where ggml's does, in ggml's order. Input is finite; squares and sums of huge values
-may still overflow, and then conversions behave as on x86 (see :func:`~ggufx.reference.searches.to_int`).
+may still overflow, and then conversions behave as on x86 (see :func:`~ggufx.codec.reference.searches.to_int`).
 """
 
 from __future__ import annotations

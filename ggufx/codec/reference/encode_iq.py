@@ -1,6 +1,6 @@
 """The numpy quantizers of the types with codebooks: IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S.
 
-See :mod:`ggufx.reference.encode` for what they take and give.
+See :mod:`ggufx.codec.reference.encode` for what they take and give.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Arrays are (values, blocks) float32. ggml adds its sums one value at a time; here each loop runs over the values of a
 block in ggml's order and handles all blocks at once, so every block sees the same roundings in the same order.
-The comments of :mod:`ggufx.reference.encode` on NaN and overflow apply: conversions never trap.
+The comments of :mod:`ggufx.codec.reference.encode` on NaN and overflow apply: conversions never trap.
 """
 
 from __future__ import annotations
