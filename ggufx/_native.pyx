@@ -36,12 +36,16 @@ def decodes(int type):
 
 def decode(int path, int type, int dtype, src, Py_ssize_t src_start, out, Py_ssize_t out_start, Py_ssize_t n,
            bint stream):
-    """Decode n values from byte src_start of src into out at byte out_start. The caller has checked everything."""
+    """Decode n values from byte src_start of src into out at byte out_start. The caller has checked everything but that
+    src and out lie apart."""
     cdef Py_buffer source, target
     PyObject_GetBuffer(src, &source, PyBUF_SIMPLE)
     try:
         PyObject_GetBuffer(out, &target, PyBUF_SIMPLE | PyBUF_WRITABLE)
         try:
+            if (<size_t>source.buf < <size_t>target.buf + <size_t>target.len
+                    and <size_t>target.buf < <size_t>source.buf + <size_t>source.len):
+                raise ValueError("out overlaps src")
             if n < 4096:  # a few hundred nanoseconds of work: handing the GIL over would cost more
                 ggufx_decode(path, type, dtype, <const char *>source.buf + src_start, <char *>target.buf + out_start,
                              n, stream)

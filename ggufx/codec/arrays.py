@@ -115,11 +115,11 @@ def check_layout(
     flags = out.flags
     if out.shape != shape:
         raise ValueError(f"{of}out has shape {out.shape}, the values have {shape}")
-    if not flags.c_contiguous:
-        raise ValueError(f"{of}out isn't C-contiguous, and values are never copied behind the caller's back")
-    if not flags.writeable:
-        raise ValueError(f"{of}out is read-only")
-    if not flags.aligned:
+    if not flags.carray:  # all three in one
+        if not flags.c_contiguous:
+            raise ValueError(f"{of}out isn't C-contiguous, and values are never copied behind the caller's back")
+        if not flags.writeable:
+            raise ValueError(f"{of}out is read-only")
         raise ValueError(f"{of}out isn't aligned to its {out.itemsize}-byte items")
     for array in reads:
         if np.may_share_memory(array, out):

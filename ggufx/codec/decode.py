@@ -162,7 +162,7 @@ def check_out(out: object, shape: tuple[int, ...], qtype: QType, dtype: object =
         if not isinstance(out, np.ndarray):
             raise TypeError(f"{of}out must be a numpy array, not {type(out).__name__}")
         asked = _output(dtype, qtype) if dtype is not None else None
-        found = _OUT_DTYPES.get(out.dtype) if out.dtype.isnative else None
+        found = _OUT_DTYPES.get(out.dtype)  # other byte orders are other keys
         if found is None and is_bfloat16(out.dtype):
             found = _Output(2, "bfloat16", out.dtype)
         if found is None:
@@ -337,7 +337,7 @@ def dequantize(
             f"{qtype.name}: src has {size} bytes, which isn't a whole number of blocks of {qtype.block_bytes} bytes"
         )
     n = blocks * qtype.block_size
-    dims = _logical_shape(raw, qtype, shape, n)
+    dims = (n,) if shape is None and raw.ndim == 1 else _logical_shape(raw, qtype, shape, n)
     big = byteorder != "little" and _is_big(byteorder)
     index = dispatch.resolve(path)
     if qtype in _INTEGERS:
@@ -347,20 +347,23 @@ def dequantize(
         out = _new(dims, wanted.dtype, n)
     else:
         wanted = check_out(out, dims, qtype, dtype)
-        if np.may_share_memory(raw, out):
-            raise ValueError("out overlaps src")
-    if threads is not None or n >= 2 * VALUES_PER_THREAD:
-        limit = thread_count(threads)
-    else:
+    if n < 2 * VALUES_PER_THREAD and (threads is None or (type(threads) is int and threads > 0)):
         limit = 1
-        check_environment()
+        if threads is None:
+            check_environment()
+    else:
+        limit = thread_count(threads)
     if not n:
         return out
     native = dispatch.native
-    if index < 0 or not native.decodes(qtype):
+    compiled = index >= 0 and native.decodes(qtype)
+    # The compiled decoder looks itself, at the memory it was handed: asking numpy takes longer than a small call.
+    if (big or not compiled) and np.may_share_memory(raw, out):
+        raise ValueError("out overlaps src")
+    if not compiled:
         _decode_in_numpy(raw, qtype, wanted, out, n, big)
         return out
-    stream = n * wanted.dtype.itemsize >= STREAM_BYTES
+    stream = n * out.itemsize >= STREAM_BYTES
     if big:
         # In parts, so that the swapped copy stays small.
         for start in range(0, n, PART_VALUES):

@@ -141,10 +141,13 @@ def test_other_outputs_are_refused(error, match, out, dtype):
 
 def test_overlap_is_refused(path):
     memory = np.zeros(4096, np.uint8)
-    src = memory[:108].reshape(6, 18)
+    src = memory[:108].reshape(6, 18)  # zeros, which decode to -0
     for start in (0, 64, 104):
-        with pytest.raises(ValueError, match="out overlaps src"):
-            dequantize(src, QType.Q4_0, out=memory[start : start + 768].view("f4").reshape(6, 32), path=path)
+        for order in ("little", "big"):
+            out = memory[start : start + 768].view("f4").reshape(6, 32)
+            with pytest.raises(ValueError, match="out overlaps src"):
+                dequantize(src, QType.Q4_0, out=out, path=path, byteorder=order)
+            assert not memory.any(), "a refused output was written to"
     out = memory[112 : 112 + 768].view("f4").reshape(6, 32)
     src[:] = BLOCKS
     assert_same(dequantize(src, QType.Q4_0, out=out, path=path), VALUES)
